@@ -7,10 +7,10 @@ mod requirements;
 use crate::harness::gpu;
 use crate::machine;
 use crate::out;
+use flux_cuda::DeviceInfo;
 use flux_kernels::KernelTarget;
 use flux_transport::Select;
-use flux_transport::internal::cuda::DeviceInfo;
-use flux_transport::internal::{cuda, nccl, topology};
+use flux_transport::internal::{nccl, topology};
 use flux_transport::probe::{self, Proof, Verdict};
 use std::fmt::Display;
 use std::path::Path;
@@ -46,14 +46,14 @@ fn found<T: Display, E: Display>(name: &str, what: Result<T, E>) {
 }
 
 fn gpus() {
-    let version = cuda::driver_version().map(|v| {
+    let version = flux_cuda::driver_version().map(|v| {
         let kernel = machine::driver().unwrap_or_else(|| "of unknown version".to_owned());
         format!("{kernel}, CUDA {}.{}", v / 1000, v % 1000 / 10)
     });
     found("driver", version);
     let count = machine::gpu_count();
     for ordinal in 0..count {
-        let info = cuda::device_info(ordinal).map(|i| {
+        let info = flux_cuda::device_info(ordinal).map(|i| {
             let (memory, l2) = (i.memory_bytes >> 30, i.l2_bytes >> 20);
             let sharing = if i.virtual_memory && i.posix_handles {
                 ""
@@ -66,7 +66,7 @@ fn gpus() {
             )
         });
         found(&format!("gpu {ordinal}"), info);
-        if let Ok(info) = cuda::device_info(ordinal) {
+        if let Ok(info) = flux_cuda::device_info(ordinal) {
             found("kernel", KernelTarget::explain(info.compute));
         }
     }
@@ -78,7 +78,7 @@ fn gpus() {
                 format!("{}: the driver shows none of them to this process", on_bus.join(", ")),
             );
         }
-        if let Err(why) = cuda::available()
+        if let Err(why) = flux_cuda::available()
             && let Some(advice) = why.advice()
         {
             line("try", advice);
@@ -106,7 +106,7 @@ fn gpus() {
 
 /// The devices that this process sees.
 fn infos() -> Vec<DeviceInfo> {
-    (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect()
+    (0..machine::gpu_count()).filter_map(|ordinal| flux_cuda::device_info(ordinal).ok()).collect()
 }
 
 /// The user's measured plans for each kind of device.
@@ -233,7 +233,7 @@ fn auto(kinds: &[(Select, Result<u32, String>)]) -> Result<String, &'static str>
 
 /// Whether there are GPUs, and a driver that does not work.
 fn broken() -> bool {
-    cuda::available().is_err_and(|why| why.is_fault())
+    flux_cuda::available().is_err_and(|why| why.is_fault())
         && !topology::nvidia_gpus(Path::new("/")).is_empty()
 }
 
@@ -256,8 +256,8 @@ fn nccl() -> Result<u32, String> {
 fn pcie() -> Result<u32, String> {
     let count = devices()?;
     for ordinal in 0..count {
-        let device = cuda::CudaDevice::open(ordinal).map_err(|why| why.to_string())?;
-        cuda::PinnedBlock::new(&device, 1 << 20)
+        let device = flux_cuda::CudaDevice::open(ordinal).map_err(|why| why.to_string())?;
+        flux_cuda::PinnedBlock::new(&device, 1 << 20)
             .map_err(|why| format!("GPU {ordinal}: no pinned memory: {why}"))?;
     }
     Ok(count)
@@ -265,10 +265,10 @@ fn pcie() -> Result<u32, String> {
 
 /// How many devices there are, if the kernels run on all of them.
 fn devices() -> Result<u32, String> {
-    cuda::available().map_err(|why| why.to_string())?;
-    let count = cuda::device_count().map_err(|why| why.to_string())?;
+    flux_cuda::available().map_err(|why| why.to_string())?;
+    let count = flux_cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
-        let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
+        let info = flux_cuda::device_info(ordinal).map_err(|why| why.to_string())?;
         gpu::kernels::target(ordinal, info.compute).map_err(|why| why.to_string())?;
     }
     Ok(count)

@@ -1,7 +1,7 @@
 //! What this machine is, as reports name it, and which devices ranks work on.
 
 use anyhow::{Context, bail};
-use flux_transport::internal::{cuda, nccl};
+use flux_transport::internal::nccl;
 use flux_transport::{Communicator, Launch, Mover, Options, Select};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -43,7 +43,7 @@ pub(crate) fn cores() -> u32 {
 
 /// GPUs that this process sees; 0 without CUDA.
 pub(crate) fn gpu_count() -> u32 {
-    cuda::device_count().unwrap_or(0)
+    flux_cuda::device_count().unwrap_or(0)
 }
 
 /// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names.
@@ -52,7 +52,7 @@ pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
         Select::Host => Ok(false),
         Select::Auto => Ok(gpu_count() > 0),
         _ if gpu_count() > 0 => Ok(true),
-        select => match cuda::available() {
+        select => match flux_cuda::available() {
             Err(why) => bail!("transport {select} needs GPUs: {why}"),
             Ok(()) => bail!("transport {select} needs GPUs: this process sees none"),
         },
@@ -107,11 +107,11 @@ pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
         return Machine { device, gpus: 0, driver: None, cuda: None, nccl: None };
     }
     Machine {
-        device: cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
+        device: flux_cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
         // A process may see its own GPU only.
         gpus: if as_what == Ranks::Processes { ranks } else { ranks.min(gpu_count()) },
         driver: driver(),
-        cuda: cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
+        cuda: flux_cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
         nccl: nccl::version().ok().map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)),
     }
 }

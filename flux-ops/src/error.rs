@@ -7,11 +7,11 @@ use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_cuda::CudaError;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
 use flux_kernels::{NoKernel, NoSuchTile, WeightLayout};
-use flux_transport::internal::cuda::CudaError;
 use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
 /// Why an op was not built. Where all ranks build, all have then left the build.

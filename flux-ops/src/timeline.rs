@@ -5,9 +5,9 @@
 
 use flux_core::Rank;
 use flux_core::program::WorkItem;
+use flux_cuda::CudaError;
 use flux_kernels::cuda::LaunchError;
 pub use flux_kernels::cuda::{ItemStamps, WorkerStamps};
-use flux_transport::internal::cuda::CudaError;
 
 /// What one rank's CTAs did in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use common::lateness::AMPLE;
 use common::launched::{launched, places};
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, Meeting, OpOptions, Values, skipped};
-use flux_transport::internal::cuda::CudaDevice;
+use flux_cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};

@@ -15,12 +15,12 @@ use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, SHARDED, Values};
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::TransportKind;
-use flux_transport::internal::{cuda, nccl};
+use flux_transport::internal::nccl;
 use half::bf16;
 
 fn find() -> Result<Machine, String> {
-    cuda::available().map_err(|why| why.to_string())?;
-    let count = cuda::device_count().map(places).map_err(|e| e.to_string())?;
+    flux_cuda::available().map_err(|why| why.to_string())?;
+    let count = flux_cuda::device_count().map(places).map_err(|e| e.to_string())?;
     if count < 2 {
         return Err("NCCL needs a GPU for each rank, and there is one".to_owned());
     }

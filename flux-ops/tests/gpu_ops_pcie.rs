@@ -21,7 +21,6 @@ use flux_core::{OpKind, Partials, TileShape};
 use flux_kernels::KernelTarget;
 use flux_ops::CallError;
 use flux_transport::TransportError;
-use flux_transport::internal::cuda;
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -115,7 +114,7 @@ fn the_in_flight_limit_changes_no_bit() {
             (128, 256, whole),
         ];
         let generation =
-            KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
+            KernelTarget::of(flux_cuda::device_info(0).unwrap().compute).unwrap().generation;
         let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| {
             generation.scatters(TileShape::new(rows, columns, 64))
         };

@@ -25,12 +25,14 @@
 mod backends;
 mod bootstrap;
 mod comm;
-mod cuda;
+mod device;
+use flux_cuda as cuda;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[cfg(test)]
 #[path = "../tests/lateness/mod.rs"]
 mod lateness;
+mod sync;
 mod topology;
 
 pub use backends::{
@@ -48,7 +50,8 @@ pub use comm::{
     Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label,
     RankReport, Rebuild,
 };
-pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream, device_count};
+pub use cuda::{CudaError, DeviceInfo, DeviceUuid, ParseUuidError, device_count};
+pub use device::{Device, Stream};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};
@@ -79,14 +82,6 @@ pub mod internal {
         pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
-    pub mod cuda {
-        pub use crate::cuda::{
-            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, OLDEST_DRIVER, PinnedBlock,
-            SideStream, Unavailable, available, can_access_peer, device_count, device_info,
-            driver_version, is_capturing, near, peer_matrix,
-        };
-    }
-
     pub mod nccl {
         pub use crate::backends::nccl::{
             Comm, ElementType, NcclError, NcclUnavailable, OLDEST, UniqueId, available, supported,
@@ -97,12 +92,6 @@ pub mod internal {
     /// Limits on processes that this one has started.
     pub mod limited {
         pub use crate::topology::limited::{wait, wait_unless};
-    }
-
-    /// Libraries that are opened at run time.
-    pub mod loading {
-        pub use crate::cuda::loading::{NotLoaded, first};
-        pub use crate::cuda::wheels::site_packages;
     }
 
     /// How this machine connects its GPUs.

@@ -6,7 +6,7 @@ mod gpu_support;
 
 use cudarc::driver::sys;
 use flux_core::layout::WorkspaceSize;
-use flux_transport::internal::cuda::{Event, SideStream};
+use flux_cuda::{Event, SideStream};
 use flux_transport::{Options, RowTransfers, TransportError};
 use gpu_support::push::{PLACE, ROW, options, push, shard, transfers};
 use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ranks, write_words};

@@ -3,7 +3,7 @@
 
 mod gpu_support;
 
-use flux_transport::internal::cuda::CudaDevice;
+use flux_cuda::CudaDevice;
 use flux_transport::internal::nccl::{self, Comm, UniqueId};
 use gpu_support::{devices, skip};
 use std::time::Duration;

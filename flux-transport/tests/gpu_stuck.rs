@@ -8,7 +8,7 @@ mod gpu_support;
 mod lateness;
 
 use cudarc::driver::sys;
-use flux_transport::internal::cuda::{CudaDevice, PinnedBlock, SideStream};
+use flux_cuda::{CudaDevice, PinnedBlock, SideStream};
 use flux_transport::internal::{limited, nccl};
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World};
 use gpu_support::{devices, skip, stream_of};

@@ -8,7 +8,6 @@
 mod gpu_support;
 
 use flux_core::WorldSize;
-use flux_transport::internal::cuda;
 use flux_transport::launch::{Launcher, exit_code};
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use gpu_support::linked_devices;
@@ -75,7 +74,7 @@ fn shown(
     name: impl Fn(u32) -> String,
     place: impl Fn(usize) -> usize,
 ) -> String {
-    let uuid = |device: u32| cuda::device_info(device).unwrap().uuid;
+    let uuid = |device: u32| flux_cuda::device_info(device).unwrap().uuid;
     let arms = lists.iter().enumerate().map(|(rank, list)| {
         let names: Vec<String> = list.iter().map(|&device| name(device)).collect();
         format!(
@@ -111,7 +110,11 @@ fn ranks_that_are_shown_uuids_from_the_last_on_take_nvlink() {
     let lists = vec![(0..count).rev().collect(); count as usize];
     ranks(
         "works",
-        &shown(&lists, |device| cuda::device_info(device).unwrap().uuid.to_string(), |rank| rank),
+        &shown(
+            &lists,
+            |device| flux_cuda::device_info(device).unwrap().uuid.to_string(),
+            |rank| rank,
+        ),
     );
 }
 
@@ -148,7 +151,7 @@ fn one_rank() {
     let told = first.explain();
     if let Ok(uuid) = std::env::var(DEVICE) {
         let ordinal = first.device().ordinal().unwrap();
-        assert_eq!(cuda::device_info(ordinal).unwrap().uuid.to_string(), uuid, "{told}");
+        assert_eq!(flux_cuda::device_info(ordinal).unwrap().uuid.to_string(), uuid, "{told}");
     }
     if ["works", OWN_FIRST].contains(&case.as_str()) {
         assert_eq!(first.transport(), TransportKind::NvLink, "{told}");

@@ -6,8 +6,14 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-const LIBRARIES: [&str; 5] =
-    ["flux-tp-core", "flux-tp-files", "flux-tp-kernels", "flux-tp-transport", "flux-tp-ops"];
+const LIBRARIES: [&str; 6] = [
+    "flux-tp-core",
+    "flux-tp-cuda",
+    "flux-tp-files",
+    "flux-tp-kernels",
+    "flux-tp-transport",
+    "flux-tp-ops",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

@@ -17,8 +17,8 @@ use crate::harness::{
 use crate::harness::{Verdict, Violation};
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
-use flux_transport::internal::cuda::DeviceBlock;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@
 
 use crate::harness::gpu;
 use flux_kernels::nvrtc::Nvrtc;
-use flux_transport::internal::{cuda, nccl};
+use flux_transport::internal::nccl;
 
 /// What a machine has; the doctor's other lines say why it lacks one.
 struct Facts {
@@ -22,7 +22,7 @@ struct Facts {
 pub(super) fn lines() -> Vec<String> {
     let infos = super::infos();
     let facts = Facts {
-        driver: cuda::driver_version().ok(),
+        driver: flux_cuda::driver_version().ok(),
         cards: infos.iter().map(|info| info.compute).collect(),
         nvrtc: Nvrtc::get().map(|nvrtc| (nvrtc.version().major, nvrtc.version().minor)).ok(),
         nccl: nccl::version().ok(),
@@ -32,7 +32,7 @@ pub(super) fn lines() -> Vec<String> {
 
 /// The words of each requirement, as in README's table.
 fn needed() -> [String; 4] {
-    let (driver, nvrtc) = (cuda::OLDEST_DRIVER, Nvrtc::OLDEST);
+    let (driver, nvrtc) = (flux_cuda::OLDEST_DRIVER, Nvrtc::OLDEST);
     [
         format!("a driver of CUDA {}.{} or newer", driver / 1000, driver % 1000 / 10),
         format!("a GPU of compute capability {}", gpu::kernels::CAPABILITIES),
@@ -61,7 +61,7 @@ impl Facts {
     fn driver(&self) -> Result<String, String> {
         let version = self.driver.ok_or(NONE)?;
         let words = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-        if version < cuda::OLDEST_DRIVER {
+        if version < flux_cuda::OLDEST_DRIVER {
             Err(format!("the driver's is {words}: update the driver"))
         } else {
             Ok(words)

@@ -14,11 +14,11 @@ use crate::harness::{Verdict, reference};
 use anyhow::Context;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
+use flux_cuda::CudaDevice;
 use flux_kernels::Element;
 use flux_ops::{
     EpilogueArgs, GateLayout, Layout, Location, RawTensor, TensorMut, TensorRef, WeightOperands,
 };
-use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};

@@ -3,9 +3,9 @@
 //! Invariant: a [`Buffer`] starts on a 16-byte border and is used only with the context that made
 //! it.
 
+use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
 use flux_kernels::harness::HostBuffer;
-use flux_transport::internal::cuda::DeviceBlock;
 
 /// Elements in host or device memory.
 #[derive(Debug)]

@@ -26,7 +26,6 @@ use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::Timeline;
-use flux_transport::internal::cuda;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
 use half::{bf16, f16};
@@ -88,7 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.output {
         atomic_file::check(path)?;
     }
-    cuda::available().context("time lines are recorded by the CUDA kernel")?;
+    flux_cuda::available().context("time lines are recorded by the CUDA kernel")?;
     ensure!(
         machine::uses_gpus(Select::Auto)?,
         "time lines are recorded by the CUDA kernel, and FLUX_TRANSPORT asks for the host"

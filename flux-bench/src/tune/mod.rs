@@ -14,7 +14,6 @@ use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
 use flux_core::{DType, Partials, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};
-use flux_transport::internal::cuda;
 use flux_transport::{Select, World, WorldError};
 use rank::TuneSummary;
 use std::path::PathBuf;
@@ -132,7 +131,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
 
 fn tell(job: &TuneJob, summary: &TuneSummary) -> bool {
     let compute = (summary.device != "host")
-        .then(|| cuda::device_info(0).ok())
+        .then(|| flux_cuda::device_info(0).ok())
         .flatten()
         .map(|info| info.compute);
     out::line(&format_args!(

@@ -3,7 +3,7 @@
 //! Invariant: a [`Library`] has every entry point and a version that knows `sm_90a`, and stays
 //! loaded for the life of the process.
 
-use super::search;
+use flux_cuda::library::{self, Search};
 use sha2::{Digest, Sha256};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -45,61 +45,48 @@ pub struct NvrtcUnavailable {
     pub tried: Vec<String>,
 }
 
-macro_rules! table {
-    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
-        /// The entry points; programs are opaque pointers, here `usize`.
-        pub(super) struct Library {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
-            pub(super) path: PathBuf,
-            pub(super) version: Version,
-            /// With its builtins. Never unloaded: the library has threads and destructors of its
-            /// own.
-            _loaded: ManuallyDrop<(libloading::Library, Option<libloading::Library>)>,
-        }
-
-        impl Library {
-            fn bind(path: &Path, library: libloading::Library, version: Version) -> Result<Self, String> {
-                Ok(Self {
-                    $($name: {
-                        // SAFETY: the type is the entry point's declaration in nvrtc.h (opaque
-                        // pointers as `usize`, the result enum as an integer, which have the same
-                        // representation); `_loaded` keeps it loaded for ever.
-                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
-                        *symbol.map_err(|error| reason(&error))?
-                    },)*
-                    path: path.to_path_buf(),
-                    version,
-                    _loaded: ManuallyDrop::new((library, builtins(path, version))),
-                })
-            }
-        }
-    };
+flux_cuda::table! {
+    /// NVRTC's entry points; programs are opaque pointers.
+    pub(super) struct Entries {
+        version = "nvrtcVersion" (*mut c_int, *mut c_int) -> c_int;
+        error_string = "nvrtcGetErrorString" (c_int) -> *const c_char;
+        create = "nvrtcCreateProgram"
+            (*mut usize, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+        destroy = "nvrtcDestroyProgram" (*mut usize) -> c_int;
+        compile = "nvrtcCompileProgram" (usize, c_int, *const *const c_char) -> c_int;
+        log_size = "nvrtcGetProgramLogSize" (usize, *mut usize) -> c_int;
+        log = "nvrtcGetProgramLog" (usize, *mut c_char) -> c_int;
+        cubin_size = "nvrtcGetCUBINSize" (usize, *mut usize) -> c_int;
+        cubin = "nvrtcGetCUBIN" (usize, *mut c_char) -> c_int;
+        ptx_size = "nvrtcGetPTXSize" (usize, *mut usize) -> c_int;
+        ptx = "nvrtcGetPTX" (usize, *mut c_char) -> c_int;
+    }
 }
 
-table! {
-    error_string = b"nvrtcGetErrorString\0" (c_int) -> *const c_char;
-    create = b"nvrtcCreateProgram\0"
-        (*mut usize, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
-    destroy = b"nvrtcDestroyProgram\0" (*mut usize) -> c_int;
-    compile = b"nvrtcCompileProgram\0" (usize, c_int, *const *const c_char) -> c_int;
-    log_size = b"nvrtcGetProgramLogSize\0" (usize, *mut usize) -> c_int;
-    log = b"nvrtcGetProgramLog\0" (usize, *mut c_char) -> c_int;
-    cubin_size = b"nvrtcGetCUBINSize\0" (usize, *mut usize) -> c_int;
-    cubin = b"nvrtcGetCUBIN\0" (usize, *mut c_char) -> c_int;
-    ptx_size = b"nvrtcGetPTXSize\0" (usize, *mut usize) -> c_int;
-    ptx = b"nvrtcGetPTX\0" (usize, *mut c_char) -> c_int;
+/// Where NVRTC may be.
+const SEARCH: Search = Search {
+    names: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    variable: "FLUX_NVRTC_LIB",
+    wheels: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+    loader_first: false,
+};
+
+/// NVRTC, with the file that it came from.
+pub(super) struct Library {
+    pub(super) entries: Entries,
+    pub(super) path: PathBuf,
+    pub(super) version: Version,
 }
 
 impl Library {
     /// The first library among the candidates that can be used.
     pub(super) fn find() -> Result<Self, NvrtcUnavailable> {
-        let executable = std::env::current_exe().ok();
         let mut tried = Vec::new();
-        for path in search::candidates(|key| std::env::var_os(key), executable.as_deref()) {
+        for path in SEARCH.candidates() {
             match Self::open(&path) {
                 Ok(library) => {
-                    tracing::debug!(path = %path.display(), version = %library.version, "NVRTC \
-                                                                                         loaded");
+                    let (path, version) = (library.path.display(), library.version);
+                    tracing::debug!(%path, %version, "NVRTC loaded");
                     return Ok(library);
                 }
                 Err(reason) => tried.push(format!("{} ({reason})", path.display())),
@@ -110,38 +97,35 @@ impl Library {
 
     /// This library.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
-        // SAFETY: NVRTC's initialisers are made to run in any process at any time.
-        let library = unsafe { libloading::Library::new(path) }.map_err(|error| reason(&error))?;
-        let version = version(&library)?;
+        let (_, library) =
+            library::first(vec![path.to_path_buf()]).map_err(|none| none.to_string())?;
+        // SAFETY: the entries are declared as in nvrtc.h.
+        let entries = unsafe { Entries::bind(library) }.map_err(|missing| missing.to_string())?;
+        let version = version(&entries)?;
         if version < OLDEST {
             return Err(format!(
                 "version {version} is older than {OLDEST}, the first that compiles for sm_90a"
             ));
         }
-        Self::bind(path, library, version)
+        load_builtins(path, version);
+        Ok(Self { entries, path: path.to_path_buf(), version })
     }
 
     /// A result in words.
     pub(super) fn text(&self, code: c_int) -> String {
         // SAFETY: returns a static, terminated string for every code.
-        unsafe { CStr::from_ptr((self.error_string)(code)) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr((self.entries.error_string)(code)) }.to_string_lossy().into_owned()
     }
 }
 
-fn version(library: &libloading::Library) -> Result<Version, String> {
-    // SAFETY: the type is the entry point's declaration in nvrtc.h; it is called while `library` is
-    // borrowed, so loaded.
-    let entry = unsafe {
-        library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
-    };
-    let entry = entry.map_err(|error| reason(&error))?;
+fn version(entries: &Entries) -> Result<Version, String> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both out pointers are valid.
-    match unsafe { entry(&raw mut major, &raw mut minor) } {
+    match unsafe { (entries.version)(&raw mut major, &raw mut minor) } {
         0 => Ok(Version {
             major: major.unsigned_abs(),
             minor: minor.unsigned_abs(),
-            build: build(*entry as usize),
+            build: build(entries.version as usize),
         }),
         code => Err(format!("nvrtcVersion failed ({code})")),
     }
@@ -172,25 +156,21 @@ fn mapped(line: &str, address: usize) -> Option<&str> {
     within.contains(&address).then(|| rest.find('/').map(|at| &rest[at..])).flatten()
 }
 
-/// The library of builtins beside NVRTC. NVRTC opens it by its bare name, which the loader does not
-/// find in a wheel or a named folder unless it is loaded already.
-fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
-    let folder = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+/// Loads the library of builtins beside NVRTC. NVRTC opens it by its bare name, which the loader
+/// does not find in a wheel or a named folder unless it is loaded already.
+fn load_builtins(nvrtc: &Path, version: Version) {
+    let Some(folder) = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return;
+    };
     let path = folder.join(format!("libnvrtc-builtins.so.{version}"));
-    // SAFETY: as for NVRTC; the library is data with trivial initialisers.
-    let loaded = unsafe { libloading::Library::new(&path) };
-    // A toolkit may keep them on the loader's path; if not, the compiler's log says so.
-    loaded
-        .inspect_err(|error| {
-            tracing::debug!(path = %path.display(), %error, "NVRTC's builtins are not beside it");
-        })
-        .ok()
-}
-
-/// What the loader said.
-fn reason(error: &libloading::Error) -> String {
-    use std::error::Error;
-    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+    match library::first(vec![path]) {
+        // It stays loaded, as NVRTC does.
+        Ok((_, library)) => {
+            let _stays = ManuallyDrop::new(library);
+        }
+        // A toolkit may keep them on the loader's path; if not, the compiler's log says so.
+        Err(reason) => tracing::debug!(%reason, "NVRTC's builtins are not beside it"),
+    }
 }
 
 #[cfg(test)]

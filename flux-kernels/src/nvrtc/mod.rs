@@ -4,7 +4,6 @@
 //! cubins with one version of NVRTC.
 
 mod library;
-mod search;
 
 pub use library::{NvrtcUnavailable, Version};
 
@@ -232,7 +231,7 @@ impl Nvrtc {
         let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
         // SAFETY: the program exists, and the pointers are to at least `count` terminated strings
         // that outlive the call.
-        let code = unsafe { (self.0.compile)(program.handle, count, options.as_ptr()) };
+        let code = unsafe { (self.0.entries.compile)(program.handle, count, options.as_ptr()) };
         let log = program.log()?;
         if code != 0 {
             let log = if log.trim().is_empty() { self.0.text(code) } else { log };
@@ -288,7 +287,14 @@ impl<'l> Program<'l> {
         // SAFETY: the out pointer is valid; the strings are terminated, the arrays hold at least
         // `count` of them, and the library copies them all.
         let code = unsafe {
-            (library.create)(&raw mut handle, unit.as_ptr(), file.as_ptr(), count, texts, names)
+            (library.entries.create)(
+                &raw mut handle,
+                unit.as_ptr(),
+                file.as_ptr(),
+                count,
+                texts,
+                names,
+            )
         };
         let program = Self { library, handle, name };
         program.check("nvrtcCreateProgram", code)?;
@@ -309,22 +315,25 @@ impl<'l> Program<'l> {
 
     fn log(&self) -> Result<String, CompileError> {
         let bytes = self.bytes(
-            ("nvrtcGetProgramLogSize", self.library.log_size),
-            ("nvrtcGetProgramLog", self.library.log),
+            ("nvrtcGetProgramLogSize", self.library.entries.log_size),
+            ("nvrtcGetProgramLog", self.library.entries.log),
         )?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
     }
 
     fn cubin(&self) -> Result<Vec<u8>, CompileError> {
         self.bytes(
-            ("nvrtcGetCUBINSize", self.library.cubin_size),
-            ("nvrtcGetCUBIN", self.library.cubin),
+            ("nvrtcGetCUBINSize", self.library.entries.cubin_size),
+            ("nvrtcGetCUBIN", self.library.entries.cubin),
         )
     }
 
     /// Terminated, as the driver takes it.
     fn ptx(&self) -> Result<Vec<u8>, CompileError> {
-        self.bytes(("nvrtcGetPTXSize", self.library.ptx_size), ("nvrtcGetPTX", self.library.ptx))
+        self.bytes(
+            ("nvrtcGetPTXSize", self.library.entries.ptx_size),
+            ("nvrtcGetPTX", self.library.entries.ptx),
+        )
     }
 
     fn bytes(
@@ -347,7 +356,7 @@ impl Drop for Program<'_> {
     fn drop(&mut self) {
         if self.handle != 0 {
             // SAFETY: the program exists, and nobody uses it any more.
-            unsafe { (self.library.destroy)(&raw mut self.handle) };
+            unsafe { (self.library.entries.destroy)(&raw mut self.handle) };
         }
     }
 }

@@ -58,11 +58,10 @@ impl Drop for Memory {
 
 /// The device, where the kernels run on it; else the test is skipped.
 pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
-    // SAFETY: opening the driver's library runs its initialisers, as any CUDA program does.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }
-        .map_err(|reason| format!("no CUDA driver on this machine: {reason}"));
+    // cudarc panics on a missing driver.
+    let driver = flux_cuda::available().map_err(|why| why.to_string());
     let context = driver
-        .and_then(|_| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
+        .and_then(|()| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
     let suited = context.and_then(|context| match target_of(&context) {
         Ok(_) => Ok(context),
         Err(why) => Err(format!("{}: {why}", context.name().expect("a device's name"))),

@@ -239,10 +239,10 @@ mod tests {
     use super::*;
     use crate::Location;
     use flux_core::{DType, OpKind, Problem, ProblemError, TileShape, WorldSize};
+    use flux_cuda::CudaError;
     use flux_kernels::cuda::LaunchError;
     use flux_kernels::{NoSuchTile, WeightLayout};
     use flux_transport::TransportKind;
-    use flux_transport::internal::cuda::CudaError;
 
     const ONE: Rank = Rank::new(1);
 

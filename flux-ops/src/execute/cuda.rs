@@ -15,6 +15,7 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
+use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
     Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch, loaded, loaded_gathered_rows,
@@ -24,7 +25,6 @@ use flux_kernels::nvrtc::Arch;
 use flux_kernels::{
     Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout,
 };
-use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{
     Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError,
     WorkspaceView,

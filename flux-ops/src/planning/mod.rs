@@ -173,7 +173,7 @@ fn choices(
 fn driver(device: &str) -> &'static str {
     static DRIVER: OnceLock<String> = OnceLock::new();
     let version = || {
-        flux_transport::internal::cuda::driver_version()
+        flux_cuda::driver_version()
             .map_or_else(|_| "unknown".to_owned(), |version| version.to_string())
     };
     if device == HOST { HOST } else { DRIVER.get_or_init(version) }

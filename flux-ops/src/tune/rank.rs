@@ -10,10 +10,10 @@ use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorR
 use cudarc::driver::{CudaStream, DriverError, result};
 use flux_core::problem::Shape;
 use flux_core::{Problem, Rank};
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_kernels::Element;
 use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_window};
 use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
-use flux_transport::internal::cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::num::NonZero;
 use std::sync::Arc;

@@ -7,7 +7,6 @@
 
 use super::lateness;
 use flux_core::{Rank, WorldSize};
-use flux_transport::internal::cuda;
 use flux_transport::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
 use flux_transport::{Options, World};
 use std::fs::{DirBuilder, File};
@@ -73,7 +72,7 @@ impl Launched {
 
     /// Options of this rank: on the device that it has, or shares with its neighbours.
     pub(super) fn place(&self, options: &mut Options) {
-        let devices = cuda::device_count().unwrap();
+        let devices = flux_cuda::device_count().unwrap();
         options.device = Some(self.rank.get() * devices.min(self.ranks) / self.ranks);
         options.shared_device = self.ranks > devices;
     }

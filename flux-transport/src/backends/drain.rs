@@ -4,8 +4,8 @@
 //! may still use its memory: its device is given up and nothing of it is freed.
 
 use crate::TransportError;
-use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, look};
+use crate::sync::locked;
 use std::convert::Infallible;
 use std::sync::Mutex;
 use std::thread::JoinHandle;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: keys are not 0 and are never reused. An entry keeps nothing alive.
 
-use crate::cuda::locked;
+use crate::sync::locked;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the future is ready once the work ends. A panic of the work is a panic of the poller.
 
-use crate::cuda::locked;
+use crate::sync::locked;
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

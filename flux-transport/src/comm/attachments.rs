@@ -4,7 +4,8 @@
 
 use super::communicator::Communicator;
 use crate::HeldBytes;
-use crate::cuda::{keep, locked};
+use crate::cuda::keep;
+use crate::sync::locked;
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -3,7 +3,7 @@
 //! Invariant: earlier calls end whoever leaves; later ones end on no rank. A rank gives up once it
 //! has begun such a call and knows of the departure, whichever comes last.
 
-use crate::cuda::locked;
+use crate::sync::locked;
 use flux_core::Rank;
 use flux_core::rank::MAX_WORLD;
 use flux_core::signal::Epoch;

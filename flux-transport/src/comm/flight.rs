@@ -2,7 +2,7 @@
 //!
 //! Invariant: noting a call allocates nothing. The newest [`KEPT`] calls are there, in order.
 
-use crate::cuda::locked;
+use crate::sync::locked;
 use flux_core::signal::Epoch;
 use std::fmt;
 use std::sync::Mutex;

@@ -3,7 +3,7 @@
 //! Invariant: a thread with its turn is refused another. Every wait for a turn is bounded.
 
 use crate::TransportError;
-use crate::cuda::locked;
+use crate::sync::locked;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;

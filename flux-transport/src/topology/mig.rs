@@ -75,7 +75,7 @@ mod tests {
             ordinal,
             pci: format!("0000:{ordinal}B:00.0"),
             name: name.to_owned(),
-            ..DeviceInfo::some()
+            ..crate::device::some_gpu()
         }
     }
 

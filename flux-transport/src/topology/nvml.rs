@@ -1,10 +1,8 @@
 //! NVIDIA's management library, where it is there.
 //!
-//! Invariant: an [`Nvml`] has started. A question without an answer, or without an entry point, is
-//! no error.
+//! Invariant: an [`Nvml`] has started. A question without an answer is no error.
 
-use crate::cuda::DeviceInfo;
-use libloading::Library;
+use crate::cuda::{DeviceInfo, library};
 use std::ffi::{CString, c_char, c_int, c_uint};
 
 type Device = usize;
@@ -23,38 +21,17 @@ const OK: c_int = 0;
 const MIG: c_uint = 1;
 const MAX_LINKS: c_uint = 18;
 
-macro_rules! table {
-    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?);)*) => {
-        pub(super) struct Nvml {
-            $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
-            _library: Library,
-        }
-
-        impl Nvml {
-            fn of(library: Library) -> Self {
-                Self {
-                    $($name: {
-                        // SAFETY: the type is the entry point's declaration in nvml.h (the opaque
-                        // pointer as `usize`, enums as integers); `_library` keeps it loaded as
-                        // long as the table.
-                        unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) }.ok().map(|symbol| *symbol)
-                    },)*
-                    _library: library,
-                }
-            }
-        }
-    };
-}
-
-table! {
-    init = b"nvmlInit_v2\0" ();
-    by_pci = b"nvmlDeviceGetHandleByPciBusId_v2\0" (*const c_char, *mut Device);
-    by_uuid = b"nvmlDeviceGetHandleByUUID\0" (*const c_char, *mut Device);
-    mig_mode = b"nvmlDeviceGetMigMode\0" (Device, *mut c_uint, *mut c_uint);
-    link_state = b"nvmlDeviceGetNvLinkState\0" (Device, c_uint, *mut c_uint);
-    fabric_info = b"nvmlDeviceGetGpuFabricInfo\0" (Device, *mut FabricInfo);
-    p2p_status = b"nvmlDeviceGetP2PStatus\0" (Device, Device, c_int, *mut c_int);
-    shutdown = b"nvmlShutdown\0" ();
+crate::cuda::table! {
+    pub(super) struct Nvml {
+        init = "nvmlInit_v2" () -> c_int;
+        by_pci = "nvmlDeviceGetHandleByPciBusId_v2" (*const c_char, *mut Device) -> c_int;
+        by_uuid = "nvmlDeviceGetHandleByUUID" (*const c_char, *mut Device) -> c_int;
+        mig_mode = "nvmlDeviceGetMigMode" (Device, *mut c_uint, *mut c_uint) -> c_int;
+        link_state = "nvmlDeviceGetNvLinkState" (Device, c_uint, *mut c_uint) -> c_int;
+        fabric_info = "nvmlDeviceGetGpuFabricInfo" (Device, *mut FabricInfo) -> c_int;
+        p2p_status = "nvmlDeviceGetP2PStatus" (Device, Device, c_int, *mut c_int) -> c_int;
+        shutdown = "nvmlShutdown" () -> c_int;
+    }
 }
 
 /// State of the fabric that an NVSwitch machine's GPUs are joined to.
@@ -75,12 +52,12 @@ pub(super) struct GpuFacts {
 
 impl Nvml {
     pub(super) fn load() -> Option<Self> {
-        // SAFETY: the library's initialisers are made to run in any process at any time.
-        let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-        let nvml = Self::of(library);
+        let (_, library) = library::first(vec!["libnvidia-ml.so.1".into()]).ok()?;
+        // SAFETY: the entries are declared as in nvml.h.
+        let nvml = unsafe { Self::bind(library) }.ok()?;
         // From here on the destructor shuts it down, which is always allowed. SAFETY: it takes
         // nothing.
-        (unsafe { (nvml.init?)() } == OK).then_some(nvml)
+        (unsafe { (nvml.init)() } == OK).then_some(nvml)
     }
 
     /// The whole GPU at an address, also where CUDA shows no more than an instance of it.
@@ -88,7 +65,7 @@ impl Nvml {
         let name = CString::new(pci).ok()?;
         let mut device = 0;
         // SAFETY: a terminated string and a place for the result.
-        (unsafe { (self.by_pci?)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
+        (unsafe { (self.by_pci)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
     }
 
     fn device(&self, info: &DeviceInfo) -> Option<Device> {
@@ -96,8 +73,8 @@ impl Nvml {
         let by_uuid = || {
             let name = CString::new(info.uuid.to_string()).ok()?;
             let mut device = 0;
-            // SAFETY: as above.
-            (unsafe { (self.by_uuid?)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
+            // SAFETY: a terminated string and a place for the result.
+            (unsafe { (self.by_uuid)(name.as_ptr(), &raw mut device) } == OK).then_some(device)
         };
         self.at(&info.pci.to_lowercase()).or_else(by_uuid)
     }
@@ -107,10 +84,10 @@ impl Nvml {
     }
 
     fn mig(&self, device: Device) -> bool {
-        let Some(mig_mode) = self.mig_mode else { return false };
         let (mut current, mut pending) = (0, 0);
         // SAFETY: a device of this library and places for the results.
-        unsafe { mig_mode(device, &raw mut current, &raw mut pending) == OK && current == MIG }
+        let code = unsafe { (self.mig_mode)(device, &raw mut current, &raw mut pending) };
+        code == OK && current == MIG
     }
 
     pub(super) fn gpu(&self, info: &DeviceInfo) -> GpuFacts {
@@ -118,28 +95,24 @@ impl Nvml {
         let mig = self.mig(device);
         let state = |link| {
             let mut up = 0;
-            // SAFETY: as above.
-            (unsafe { (self.link_state?)(device, link, &raw mut up) } == OK).then_some(up)
+            // SAFETY: a device of this library and a place for the result.
+            (unsafe { (self.link_state)(device, link, &raw mut up) } == OK).then_some(up)
         };
         let states: Vec<u32> = (0..MAX_LINKS).filter_map(state).collect();
         let links = (!states.is_empty()).then(|| states.iter().sum());
         let mut info = FabricInfo::default();
-        // SAFETY: as above; the structure is the first version's, which the entry point without a
+        // SAFETY: a device of this library; the structure is the first version's, which the entry point without a
         // version takes.
-        let said = self.fabric_info.is_some_and(|ask| unsafe { ask(device, &raw mut info) } == OK);
+        let said = unsafe { (self.fabric_info)(device, &raw mut info) } == OK;
         let fabric = if said { fabric(info.state) } else { None };
         GpuFacts { mig, links, fabric }
     }
 
     pub(super) fn joined(&self, a: &DeviceInfo, b: &DeviceInfo) -> bool {
-        let (Some(a), Some(b), Some(p2p_status)) =
-            (self.device(a), self.device(b), self.p2p_status)
-        else {
-            return false;
-        };
+        let (Some(a), Some(b)) = (self.device(a), self.device(b)) else { return false };
         let mut status = -1;
         // SAFETY: two devices of this library and a place for the result.
-        (unsafe { p2p_status(a, b, NVLINK, &raw mut status) }) == OK && status == OK
+        (unsafe { (self.p2p_status)(a, b, NVLINK, &raw mut status) }) == OK && status == OK
     }
 }
 
@@ -155,10 +128,8 @@ fn fabric(state: u8) -> Option<Fabric> {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        if let Some(shutdown) = self.shutdown {
-            // SAFETY: it takes nothing; what it was given is not used any more.
-            unsafe { shutdown() };
-        }
+        // SAFETY: it takes nothing; what it was given is not used any more.
+        unsafe { (self.shutdown)() };
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use crate::lateness::AMPLE;
 use flux_core::layout::WorkspaceSize;
-use flux_transport::internal::cuda::{CudaDevice, SideStream};
+use flux_cuda::{CudaDevice, SideStream};
 use flux_transport::internal::nccl::{self, Comm, ElementType, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
 

@@ -12,12 +12,12 @@ pub(crate) use skipped::skip;
 
 use cudarc::driver::{result, sys};
 use flux_core::layout::control;
-use flux_transport::internal::cuda::{self, CudaDevice, SideStream};
+use flux_cuda::{CudaDevice, SideStream};
 use flux_transport::{Communicator, Options, Select, Stream, WorkspaceView, World};
 
 /// Devices that this process sees, or a printed line and `None` where the test cannot run.
 pub(crate) fn devices(test: &str, needed: u32) -> Option<u32> {
-    let why = match cuda::available().map(|()| cuda::device_count().unwrap_or(0)) {
+    let why = match flux_cuda::available().map(|()| flux_cuda::device_count().unwrap_or(0)) {
         Ok(count) if count >= needed => return Some(count),
         Ok(count) => format!("{needed} devices needed, {count} here"),
         Err(why) => why.to_string(),
@@ -29,7 +29,7 @@ pub(crate) fn devices(test: &str, needed: u32) -> Option<u32> {
 /// The devices that have peer access with device 0 and with each other, counted from 0.
 pub(crate) fn linked_devices(test: &str, needed: u32) -> Option<u32> {
     let count = devices(test, needed)?;
-    let matrix = cuda::peer_matrix().expect("peer matrix");
+    let matrix = flux_cuda::peer_matrix().expect("peer matrix");
     let linked = (1..=count)
         .rev()
         .find(|&n| matrix[..n as usize].iter().all(|row| row[..n as usize].iter().all(|&can| can)));

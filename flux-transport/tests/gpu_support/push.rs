@@ -5,7 +5,7 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::internal::cuda::SideStream;
+use flux_cuda::SideStream;
 use flux_transport::{Options, RowTransfers, WorkspaceView};
 
 pub(crate) const ROWS: u32 = 64;

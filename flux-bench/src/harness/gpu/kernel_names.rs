@@ -3,10 +3,8 @@
 //! Invariant: what is captured is never run.
 
 use anyhow::{Context, ensure};
-use flux_transport::internal::cuda::{CudaDevice, SideStream};
-use flux_transport::internal::loading;
+use flux_cuda::{CudaDevice, SideStream, library};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
@@ -30,53 +28,38 @@ struct KernelNode {
     context: usize,
 }
 
-macro_rules! table {
-    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?);)*) => {
-        /// The driver's entry points for graphs; names are read from CUDA 12.3 on.
-        struct Entries {
-            $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
-            _loaded: libloading::Library,
-        }
-
-        impl Entries {
-            fn bind(library: libloading::Library) -> Result<Self, String> {
-                Ok(Self {
-                    $($name: {
-                        // SAFETY: the type is the entry point's declaration in cuda.h, with handles
-                        // as `usize` and enums as integers; `_loaded` outlives the table.
-                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) };
-                        *symbol.map_err(|_| concat!("the driver has no ", stringify!($name), ", \
-                                                                                              which came with CUDA 12.3").to_owned())?
-                    },)*
-                    _loaded: library,
-                })
-            }
-        }
-    };
-}
-
-table! {
-    begin_capture = b"cuStreamBeginCapture_v2\0" (usize, c_int);
-    end_capture = b"cuStreamEndCapture\0" (usize, *mut usize);
-    graph_destroy = b"cuGraphDestroy\0" (usize);
-    graph_nodes = b"cuGraphGetNodes\0" (usize, *mut usize, *mut usize);
-    node_type = b"cuGraphNodeGetType\0" (usize, *mut c_int);
-    kernel_node = b"cuGraphKernelNodeGetParams_v2\0" (usize, *mut KernelNode);
-    function_name = b"cuFuncGetName\0" (*mut *const c_char, usize);
-    kernel_name = b"cuKernelGetName\0" (*mut *const c_char, usize);
+flux_cuda::table! {
+    /// The driver's entry points for graphs; names are read from CUDA 12.3 on.
+    struct Entries {
+        begin_capture = "cuStreamBeginCapture_v2" (usize, c_int) -> c_int;
+        end_capture = "cuStreamEndCapture" (usize, *mut usize) -> c_int;
+        graph_destroy = "cuGraphDestroy" (usize) -> c_int;
+        graph_nodes = "cuGraphGetNodes" (usize, *mut usize, *mut usize) -> c_int;
+        node_type = "cuGraphNodeGetType" (usize, *mut c_int) -> c_int;
+        kernel_node = "cuGraphKernelNodeGetParams_v2" (usize, *mut KernelNode) -> c_int;
+        function_name = "cuFuncGetName" (*mut *const c_char, usize) -> c_int;
+        kernel_name = "cuKernelGetName" (*mut *const c_char, usize) -> c_int;
+    }
 }
 
 fn entries() -> anyhow::Result<&'static Entries> {
     static ENTRIES: OnceLock<Result<Entries, String>> = OnceLock::new();
     let load = || {
         let (_, library) =
-            loading::first(vec![PathBuf::from("libcuda.so.1")]).map_err(|none| none.to_string())?;
-        Entries::bind(library)
+            library::first(vec!["libcuda.so.1".into()]).map_err(|none| none.to_string())?;
+        bind(library)
     };
     ENTRIES
         .get_or_init(load)
         .as_ref()
         .map_err(|why| anyhow::anyhow!("kernels' names cannot be read: {why}"))
+}
+
+fn bind(library: library::Library) -> Result<Entries, String> {
+    // SAFETY: the entries are declared as in cuda.h.
+    unsafe { Entries::bind(library) }.map_err(|missing| {
+        format!("the driver has no {}, which came with CUDA 12.3", missing.symbol)
+    })
 }
 
 fn check(call: &str, code: c_int) -> anyhow::Result<()> {
@@ -210,8 +193,8 @@ mod tests {
 
     #[test]
     fn a_driver_without_an_entry_point_is_told_by_it() {
-        let (_, library) = loading::first(vec![PathBuf::from("libc.so.6")]).unwrap();
-        let why = Entries::bind(library).map(|_| ()).unwrap_err();
-        assert_eq!(why, "the driver has no begin_capture, which came with CUDA 12.3");
+        let (_, library) = library::first(vec!["libc.so.6".into()]).unwrap();
+        let why = bind(library).unwrap_err();
+        assert_eq!(why, "the driver has no cuStreamBeginCapture_v2, which came with CUDA 12.3");
     }
 }

@@ -1,8 +1,8 @@
 //! The harness's kernels and the fused one, as images for a device.
 
+use flux_cuda::CudaDevice;
 use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{KernelTarget, Source, Variant};
-use flux_transport::internal::cuda::CudaDevice;
 
 /// The compute capabilities that kernels run on, in words.
 pub(crate) const CAPABILITIES: &str = "8.0 and later";

@@ -17,9 +17,9 @@ use anyhow::Context;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind};
+use flux_cuda::DeviceBlock;
 use flux_kernels::Variant;
 use flux_kernels::cuda::{Kernel, loaded};
-use flux_transport::internal::cuda::DeviceBlock;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -42,7 +42,7 @@ use anyhow::{Context, ensure};
 
 use contenders::KernelContenders;
 use flux_core::machine::Machine;
-use flux_transport::internal::cuda::{self, CudaDevice};
+use flux_cuda::CudaDevice;
 use std::path::PathBuf;
 
 /// Arguments of `flux-bench lab core`.
@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
     }
-    cuda::available().context("core measures the kernel on a GPU")?;
+    flux_cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
     let info = gpu.device().info();
     let cases = cases(

@@ -10,9 +10,9 @@ use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{Problem, Rank};
+use flux_cuda::DeviceBlock;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::internal::launch_of;
-use flux_transport::internal::cuda::DeviceBlock;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
 const DEADLINE_NS: u64 = 10_000_000_000;

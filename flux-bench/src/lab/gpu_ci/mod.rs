@@ -66,7 +66,7 @@ pub(super) struct Summary {
 
 /// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether none failed.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
-    flux_transport::internal::cuda::available().context("gpu-ci checks GPUs")?;
+    flux_cuda::available().context("gpu-ci checks GPUs")?;
     check(args, crate::machine::gpu_count())
 }
 

@@ -11,7 +11,6 @@ use crate::limits;
 use crate::out;
 use crate::report::{Origin, Ranks};
 use anyhow::Context;
-use flux_transport::internal::cuda;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -53,7 +52,7 @@ struct LinkTable {
 /// Measures, prints, writes.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     launch::refuse("links")?;
-    cuda::available().context("links are those of GPUs")?;
+    flux_cuda::available().context("links are those of GPUs")?;
     if let Some(path) = &args.json {
         crate::atomic_file::check(path)?;
     }

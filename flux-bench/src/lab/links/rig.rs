@@ -6,8 +6,8 @@
 use crate::harness::gpu::{Gpu, kernels};
 use anyhow::Context;
 use cudarc::driver::{CudaStream, result, sys};
+use flux_cuda::{CudaDevice, DeviceBlock, Event, PinnedBlock};
 use flux_kernels::harness::Links;
-use flux_transport::internal::cuda::{self, CudaDevice, DeviceBlock, Event, PinnedBlock};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ const BOTH_WAYS: usize = 2;
 
 /// Opens every device.
 pub(super) fn open_all() -> anyhow::Result<Vec<Rig>> {
-    let count = cuda::device_count()?;
+    let count = flux_cuda::device_count()?;
     let devices = (0..count).map(CudaDevice::open).collect::<Result<Vec<_>, _>>()?;
     devices.iter().map(|device| Rig::open(device, BOTH_WAYS.max(devices.len() - 1))).collect()
 }
@@ -56,7 +56,7 @@ pub(super) fn reach(rigs: &[Rig]) -> anyhow::Result<Result<(), String>> {
         .filter(|(f, t)| f.ordinal() != t.ordinal())
     {
         let (here, there) = (from.ordinal(), to.ordinal());
-        if !cuda::can_access_peer(here, there)? {
+        if !flux_cuda::can_access_peer(here, there)? {
             return Ok(Err(format!("GPU {here} cannot access memory of GPU {there}")));
         }
         from.bind()?;
@@ -82,7 +82,7 @@ impl Rig {
         let streams = (0..streams).map(|_| stream()).collect::<anyhow::Result<_>>()?;
         let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
         // Where the transport takes it.
-        let staging = cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX))
+        let staging = flux_cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX))
             .context("pinned memory")?;
         Ok(Self { gpu, links, outbox, inbox, staging, streams })
     }

@@ -63,7 +63,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
     }
-    flux_transport::internal::cuda::available().context("the peers run on GPUs")?;
+    flux_cuda::available().context("the peers run on GPUs")?;
     let gpus = machine::gpu_count();
     let tp = args.tp.unwrap_or(gpus);
     let job = job(args, tp)?;

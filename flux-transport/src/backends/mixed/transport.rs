@@ -14,8 +14,8 @@ use crate::backends::nccl::{
 };
 use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::bootstrap::control::{Collective, together};
-use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
+use crate::sync::locked;
 use crate::{
     Capabilities, ConnectError, Device, HeldBytes, MessageRounds, Options, RowTransfers, Select,
     Source, Stream, TransportError, TransportKind, WorkspaceView, World,

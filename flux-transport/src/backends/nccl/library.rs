@@ -1,11 +1,9 @@
 //! The table of NCCL entry points, loaded once.
 //!
-//! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for
-//! the life of the process.
+//! Invariant: a [`Library`] exists only with every entry point found. It stays loaded.
 
 use super::comm::UniqueId;
-use super::search;
-use crate::cuda::loading;
+use crate::cuda::library::{self, Search};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -169,51 +167,28 @@ const _: () = assert!(
     size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4
 );
 
-macro_rules! table {
-    ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
-        pub(super) struct Library {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $result,)*
-            path: PathBuf,
-            _loaded: libloading::Library,
-        }
-
-        impl Library {
-            fn bind(path: PathBuf, library: libloading::Library) -> Result<Self, NcclUnavailable> {
-                Ok(Self {
-                    $($name: {
-                        // SAFETY: the type is the entry point's declaration in nccl.h (opaque
-                        // pointers as `usize`, enums as integers, which have the same
-                        // representation); `_loaded` keeps it loaded as long as the table.
-                        let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> $result>($symbol) };
-                        *symbol.map_err(|_| NcclUnavailable::Symbol { path: path.clone(), symbol: stringify!($name) })?
-                    },)*
-                    path,
-                    _loaded: library,
-                })
-            }
-        }
-    };
-}
-
-table! {
-    nccl_get_version = b"ncclGetVersion\0" (*mut c_int) -> c_int;
-    nccl_get_error_string = b"ncclGetErrorString\0" (c_int) -> *const c_char;
-    nccl_get_last_error = b"ncclGetLastError\0" (usize) -> *const c_char;
-    nccl_get_unique_id = b"ncclGetUniqueId\0" (*mut UniqueId) -> c_int;
-    nccl_comm_init_rank = b"ncclCommInitRank\0" (*mut usize, c_int, UniqueId, c_int) -> c_int;
-    nccl_comm_destroy = b"ncclCommDestroy\0" (usize) -> c_int;
-    nccl_comm_abort = b"ncclCommAbort\0" (usize) -> c_int;
-    nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
-    nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
-    nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
-    nccl_comm_split = b"ncclCommSplit\0" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
-    nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, UniqueId, c_int, *mut Config) -> c_int;
-    nccl_comm_finalize = b"ncclCommFinalize\0" (usize) -> c_int;
-    nccl_group_start = b"ncclGroupStart\0" () -> c_int;
-    nccl_group_end = b"ncclGroupEnd\0" () -> c_int;
-    nccl_send = b"ncclSend\0" (*const c_void, usize, c_int, c_int, usize, usize) -> c_int;
-    nccl_recv = b"ncclRecv\0" (*mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
-    nccl_all_reduce = b"ncclAllReduce\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+crate::cuda::table! {
+    /// NCCL's entry points.
+    pub(super) struct Library {
+        nccl_get_version = "ncclGetVersion" (*mut c_int) -> c_int;
+        nccl_get_error_string = "ncclGetErrorString" (c_int) -> *const c_char;
+        nccl_get_last_error = "ncclGetLastError" (usize) -> *const c_char;
+        nccl_get_unique_id = "ncclGetUniqueId" (*mut UniqueId) -> c_int;
+        nccl_comm_init_rank = "ncclCommInitRank" (*mut usize, c_int, UniqueId, c_int) -> c_int;
+        nccl_comm_destroy = "ncclCommDestroy" (usize) -> c_int;
+        nccl_comm_abort = "ncclCommAbort" (usize) -> c_int;
+        nccl_comm_get_async_error = "ncclCommGetAsyncError" (usize, *mut c_int) -> c_int;
+        nccl_all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
+        nccl_reduce_scatter = "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+        nccl_comm_split = "ncclCommSplit" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
+        nccl_comm_init_rank_config = "ncclCommInitRankConfig" (*mut usize, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        nccl_comm_finalize = "ncclCommFinalize" (usize) -> c_int;
+        nccl_group_start = "ncclGroupStart" () -> c_int;
+        nccl_group_end = "ncclGroupEnd" () -> c_int;
+        nccl_send = "ncclSend" (*const c_void, usize, c_int, c_int, usize, usize) -> c_int;
+        nccl_recv = "ncclRecv" (*mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+        nccl_all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+    }
 }
 
 impl Library {
@@ -235,13 +210,25 @@ impl Library {
     }
 }
 
+/// Where NCCL may be. A program that uses it, too, has loaded the one to share.
+const SEARCH: Search = Search {
+    names: &["libnccl.so.2", "libnccl.so"],
+    variable: "FLUX_NCCL_LIB",
+    wheels: &["nvidia/nccl/lib"],
+    loader_first: true,
+};
+
 /// The library of this process, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, NcclUnavailable> {
-    static LIBRARY: OnceLock<Result<Library, NcclUnavailable>> = OnceLock::new();
+    loaded().map(|(_, library)| library)
+}
+
+fn loaded() -> Result<&'static (PathBuf, Library), NcclUnavailable> {
+    static LIBRARY: OnceLock<Result<(PathBuf, Library), NcclUnavailable>> = OnceLock::new();
     LIBRARY.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-fn load() -> Result<Library, NcclUnavailable> {
+fn load() -> Result<(PathBuf, Library), NcclUnavailable> {
     // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it
     // makes communicators.
     if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
@@ -249,14 +236,17 @@ fn load() -> Result<Library, NcclUnavailable> {
         // to be called before foreign threads run, and launchers set the variable for children.
         unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
     }
-    open(search::candidates(|key| std::env::var_os(key)))
+    open(SEARCH.candidates())
 }
 
-fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
-    // NCCL's initialisers are made to run in any process at any time.
-    let (path, library) = loading::first(candidates)
+fn open(candidates: Vec<PathBuf>) -> Result<(PathBuf, Library), NcclUnavailable> {
+    let (path, library) = library::first(candidates)
         .map_err(|none| NcclUnavailable::Library { reason: none.to_string() })?;
-    Library::bind(path, library)
+    // SAFETY: the entries are declared as in nccl.h.
+    match unsafe { Library::bind(library) } {
+        Ok(library) => Ok((path, library)),
+        Err(missing) => Err(NcclUnavailable::Symbol { path, symbol: missing.symbol }),
+    }
 }
 
 /// Whether this process has an NCCL, and which file it came from.
@@ -267,7 +257,7 @@ fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
 /// # Errors
 /// [`NcclUnavailable`] says what was tried.
 pub fn available() -> Result<PathBuf, NcclUnavailable> {
-    library().map(|library| library.path.clone())
+    loaded().map(|(path, _)| path.clone())
 }
 
 /// The library's version: `10000 * major + 100 * minor + patch`.

@@ -465,7 +465,7 @@ pub(super) mod tests {
 
     #[test]
     fn errors_of_a_rail_name_ranks_of_the_world_and_the_transport() {
-        let info = DeviceInfo::some();
+        let info = crate::device::some_gpu();
         let (Identity { sharing, version, pieces, .. }, id) =
             (identity(0), UniqueId::from_bytes([7; 128]));
         // The second of node 1 of 2: number 1 on the rail.

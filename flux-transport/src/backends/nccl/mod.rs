@@ -38,7 +38,6 @@ mod outbox;
 mod progress;
 mod proof;
 mod rounds;
-mod search;
 mod sharing;
 mod transport;
 mod views;

@@ -18,8 +18,8 @@ use crate::backends::calls::{Calls, Captures};
 use crate::backends::error::same_epoch;
 use crate::backends::nvlink::Lane;
 use crate::bootstrap::control::{Collective, agree, together};
-use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
+use crate::sync::locked;
 use crate::{
     Capabilities, ConnectError, Device, HeldBytes, LibraryCollective, MessageRounds, Options,
     RowTransfers, Source, Stream, TransportError, TransportKind, WorkspaceView, World,

@@ -108,7 +108,7 @@ mod tests {
             &ranks,
             Nodes::new(world, 2).unwrap(),
             instances.len() as u32,
-            &DeviceInfo::some(),
+            &crate::device::some_gpu(),
         )
     }
 

@@ -15,8 +15,8 @@ use crate::backends::calls::{Calls, Captures};
 use crate::backends::drain::Drain;
 use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
-use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use crate::sync::locked;
 use crate::{
     Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError,
     TransportKind, WorkspaceView, World,

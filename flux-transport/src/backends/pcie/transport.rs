@@ -14,8 +14,8 @@ use crate::backends::drain::Drain;
 use crate::backends::nvlink::{FaultBlock, Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
-use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, words_async};
+use crate::sync::locked;
 use crate::{
     Capabilities, ConnectError, Device, HeldBytes, Mover, Options, PeerStores, RowTransfers,
     Select, StagedTransfer, Stream, TransportError, TransportKind, WorkspaceView, World,

@@ -11,7 +11,7 @@ use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
 use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
-use crate::cuda::locked;
+use crate::sync::locked;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use state::{Content, NewEnd, Post, PostSlot, Presence, Shared};

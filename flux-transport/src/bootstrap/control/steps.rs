@@ -5,7 +5,7 @@
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
-use crate::cuda::locked;
+use crate::sync::locked;
 use flux_core::Rank;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};

@@ -6,7 +6,7 @@
 use super::algorithms::Types;
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
 use flux_core::DType;
-use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
+use flux_cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 

@@ -24,5 +24,5 @@ pub(crate) fn version() -> Result<String, CublasError> {
 pub fn available() -> Result<(PathBuf, usize), CublasError> {
     let library = library::library()?;
     // SAFETY: takes nothing and reads a constant.
-    Ok((library.path.clone(), unsafe { (library.version)() }))
+    Ok((library::path()?.to_path_buf(), unsafe { (library.version)() }))
 }

@@ -6,7 +6,7 @@
 use super::state::{NewEnd, Shared};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
-use crate::cuda::locked;
+use crate::sync::locked;
 use flux_core::{Rank, WorldSize};
 use std::sync::PoisonError;
 use std::time::Instant;

@@ -1,9 +1,17 @@
-//! Loads a library that may lie in several places.
+//! Libraries that are opened at run time, and may lie in several places.
 //!
 //! Invariant: a candidate that exists and cannot be loaded is reported in the loader's words. A
-//! missing one is reported only if all are missing.
+//! missing one is reported only if all are missing. An opened library stays for the life of the
+//! process.
 
-use libloading::Library;
+mod search;
+mod table;
+mod wheels;
+
+pub use search::Search;
+pub use table::MissingSymbol;
+
+pub use libloading::os::unix::Library;
 use std::error::Error;
 use std::fmt;
 use std::io;

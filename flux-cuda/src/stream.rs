@@ -158,7 +158,8 @@ impl Drop for Event {
 
 /// Whether what is put on a stream runs, or becomes part of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Capture {
+pub enum Capture {
+    /// It runs.
     Off,
     /// It is captured, in the sequence with this number, unique in the process.
     On(u64),
@@ -170,7 +171,7 @@ pub(crate) enum Capture {
 ///
 /// # Errors
 /// For the default stream while another one is captured.
-pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
+pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     use std::ptr::null_mut;
     let driver = driver()?;
     let (mut status, mut id) = (0, 0);
@@ -204,7 +205,7 @@ pub fn is_capturing(stream: usize) -> Result<bool, CudaError> {
 }
 
 /// A stream's number, which unlike its handle is never reused. Not for a stream being captured.
-pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
+pub fn stream_id(stream: usize) -> Result<u64, CudaError> {
     let driver = driver()?;
     let mut id = 0;
     // SAFETY: `id` is a place for the result; the caller vouches for the handle.

@@ -19,7 +19,7 @@ use std::ptr;
 
 /// Memory of the host, pinned and mapped for every device of the process.
 #[derive(Debug)]
-pub(crate) struct Registration<M> {
+pub struct Registration<M> {
     device: CudaDevice,
     host: usize,
     // What is registered; dropped after it was unregistered, if it can be.
@@ -33,7 +33,7 @@ impl<M> Registration<M> {
     ///
     /// # Safety
     /// The range is page-aligned and mapped as long as `memory` lives.
-    pub(crate) unsafe fn new(
+    pub unsafe fn new(
         device: &CudaDevice,
         memory: M,
         host: u64,
@@ -54,11 +54,13 @@ impl<M> Registration<M> {
         Ok(Self { device: device.clone(), host, memory: ManuallyDrop::new(memory) })
     }
 
-    pub(crate) fn memory(&self) -> &M {
+    /// What holds the range.
+    pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    pub(crate) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
+    /// The range's address on `device`.
+    pub fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut address = 0;
@@ -85,11 +87,13 @@ impl<M> Drop for Registration<M> {
     }
 }
 
-/// Rows on one side of a copy: the address of the first, and the bytes from one to the next.
+/// Rows on one side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rows {
-    pub(crate) address: u64,
-    pub(crate) pitch: u64,
+pub struct Rows {
+    /// Of the first row.
+    pub address: u64,
+    /// Bytes from a row to the next.
+    pub pitch: u64,
 }
 
 /// What both sides of a copy have in common.
@@ -123,7 +127,7 @@ fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
 ///
 /// # Safety
 /// Both ranges stay until the copy is done; `device`'s context is current.
-pub(crate) unsafe fn copy_out_async(
+pub unsafe fn copy_out_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
     (rows, width): (u64, u64),
@@ -159,7 +163,7 @@ pub(crate) unsafe fn copy_out_async(
 ///
 /// # Safety
 /// As [`copy_out_async`].
-pub(crate) unsafe fn copy_in_async(
+pub unsafe fn copy_in_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
     (rows, width): (u64, u64),
@@ -188,19 +192,26 @@ pub(crate) unsafe fn copy_in_async(
 
 /// What a stream does with a word, after everything before it there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WordOp {
+pub enum WordOp {
     /// Waits until the word is `value` or at most 2^31 - 1 ahead of it, modulo 2^32.
     Await {
+        /// Of the word.
         address: u64,
+        /// What is waited for.
         value: u32,
     },
     /// Stores, after a barrier for all that the stream has done.
     Write {
+        /// Of the word.
         address: u64,
+        /// What is stored.
         value: u32,
     },
+    /// As [`Write`](Self::Write), of 64 bits.
     WriteLong {
+        /// Of the word.
         address: u64,
+        /// What is stored.
         value: u64,
     },
 }
@@ -244,7 +255,7 @@ const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMe
 ///
 /// # Safety
 /// The words stay mapped until they were written or waited for; `device`'s context is current.
-pub(crate) unsafe fn words_async(
+pub unsafe fn words_async(
     device: &CudaDevice,
     ops: impl IntoIterator<Item = WordOp>,
     stream: Handle,

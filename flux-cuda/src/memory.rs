@@ -30,7 +30,8 @@ impl DeviceBlock {
         Ok(Self { device: device.clone(), address, bytes })
     }
 
-    pub(crate) fn device(&self) -> &CudaDevice {
+    /// The device that it is of.
+    pub fn device(&self) -> &CudaDevice {
         &self.device
     }
 
@@ -134,7 +135,7 @@ impl Drop for PinnedBlock {
 /// # Safety
 /// Both ranges are mapped with access for `device` until the copy is done; `device`'s context is
 /// current.
-pub(crate) unsafe fn copy_async(
+pub unsafe fn copy_async(
     device: &CudaDevice,
     to: u64,
     from: u64,
@@ -153,7 +154,7 @@ pub(crate) unsafe fn copy_async(
 ///
 /// # Safety
 /// As [`copy_async`], for the rows at `to` and those at `from`.
-pub(crate) unsafe fn copy_rows_async(
+pub unsafe fn copy_rows_async(
     device: &CudaDevice,
     (to, to_pitch): (u64, usize),
     (from, from_pitch): (u64, usize),
@@ -187,7 +188,7 @@ pub(crate) unsafe fn copy_rows_async(
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `to`.
-pub(crate) unsafe fn write_value_async(
+pub unsafe fn write_value_async(
     device: &CudaDevice,
     to: u64,
     value: u32,
@@ -205,7 +206,7 @@ pub(crate) unsafe fn write_value_async(
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `from`.
-pub(crate) unsafe fn wait_value_async(
+pub unsafe fn wait_value_async(
     device: &CudaDevice,
     from: u64,
     value: u32,
@@ -222,7 +223,7 @@ pub(crate) unsafe fn wait_value_async(
 ///
 /// # Safety
 /// As [`copy_async`], for `4 * words` bytes at `to`.
-pub(crate) unsafe fn fill_words(
+pub unsafe fn fill_words(
     device: &CudaDevice,
     to: u64,
     value: u32,
@@ -240,11 +241,7 @@ pub(crate) unsafe fn fill_words(
 ///
 /// # Safety
 /// `into.len()` bytes at `from` are mapped with access for `device`.
-pub(crate) unsafe fn read(
-    device: &CudaDevice,
-    into: &mut [u8],
-    from: u64,
-) -> Result<(), CudaError> {
+pub unsafe fn read(device: &CudaDevice, into: &mut [u8], from: u64) -> Result<(), CudaError> {
     let _current = device.enter()?;
     let driver = device.driver();
     // SAFETY: the caller's promise; `into` is writable for its length.

@@ -73,25 +73,6 @@ pub struct DeviceInfo {
     pub posix_handles: bool,
 }
 
-#[cfg(test)]
-impl DeviceInfo {
-    /// Some whole GPU, for tests of what is made of it.
-    pub(crate) fn some() -> Self {
-        Self {
-            ordinal: 0,
-            uuid: DeviceUuid([0; 16]),
-            pci: "0000:17:00.0".to_owned(),
-            name: "NVIDIA H200".to_owned(),
-            sms: 132,
-            l2_bytes: 0,
-            memory_bytes: 0,
-            compute: (9, 0),
-            virtual_memory: true,
-            posix_handles: true,
-        }
-    }
-}
-
 /// The version of CUDA that the driver supports: `1000 * major + 10 * minor`.
 pub fn driver_version() -> Result<u32, CudaError> {
     let driver = driver()?;
@@ -107,7 +88,7 @@ pub fn driver_version() -> Result<u32, CudaError> {
 ///
 /// ```
 /// // A rank for each GPU, or four on the host.
-/// let ranks = flux_transport::device_count().unwrap_or(4);
+/// let ranks = flux_cuda::device_count().unwrap_or(4);
 /// assert!(ranks > 0);
 /// ```
 ///

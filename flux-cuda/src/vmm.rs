@@ -10,8 +10,10 @@ use std::ptr;
 
 /// Whether pages can leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handles {
+pub enum Handles {
+    /// They cannot.
     None,
+    /// As a file descriptor.
     PosixFd,
 }
 
@@ -88,13 +90,13 @@ impl Access {
 const _: () = assert!(size_of::<PageProperties>() == 32 && size_of::<Access>() == 12);
 
 /// `bytes` rounded up to a multiple of `granularity`; `None` on overflow or zero bytes.
-pub(crate) fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
+pub fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
     if bytes == 0 || granularity == 0 { None } else { bytes.checked_next_multiple_of(granularity) }
 }
 
 /// Pages of device memory, own or imported.
 #[derive(Debug)]
-pub(crate) struct Allocation {
+pub struct Allocation {
     device: CudaDevice,
     handle: u64,
     bytes: u64,
@@ -102,7 +104,7 @@ pub(crate) struct Allocation {
 
 impl Allocation {
     /// The multiple that sizes on `device` are rounded up to.
-    pub(crate) fn granularity(device: &CudaDevice, handles: Handles) -> Result<u64, CudaError> {
+    pub fn granularity(device: &CudaDevice, handles: Handles) -> Result<u64, CudaError> {
         let driver = device.driver();
         let properties = PageProperties::pinned(device, handles);
         let mut granularity = 0;
@@ -120,11 +122,7 @@ impl Allocation {
     }
 
     /// Makes `bytes` bytes of pages on `device`; `bytes` is a multiple of the granularity.
-    pub(crate) fn new(
-        device: &CudaDevice,
-        bytes: u64,
-        handles: Handles,
-    ) -> Result<Self, CudaError> {
+    pub fn new(device: &CudaDevice, bytes: u64, handles: Handles) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let properties = PageProperties::pinned(device, handles);
@@ -139,7 +137,7 @@ impl Allocation {
     }
 
     /// A descriptor of the pages, for another process. Each open descriptor keeps the pages.
-    pub(crate) fn export(&self) -> Result<OwnedFd, CudaError> {
+    pub fn export(&self) -> Result<OwnedFd, CudaError> {
         let driver = self.device.driver();
         let mut fd: c_int = -1;
         // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with
@@ -159,11 +157,7 @@ impl Allocation {
 
     /// Imports the pages behind another process's descriptor. Mapping more than there is fails in
     /// the driver.
-    pub(crate) fn import(
-        device: &CudaDevice,
-        fd: BorrowedFd<'_>,
-        bytes: u64,
-    ) -> Result<Self, CudaError> {
+    pub fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut handle = 0;
@@ -183,7 +177,7 @@ impl Allocation {
     }
 
     /// Maps the pages at a fresh address, for the devices of this process with these ordinals.
-    pub(crate) fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
+    pub fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         let bytes = host_size(self.bytes);
@@ -225,8 +219,9 @@ impl Drop for Allocation {
     }
 }
 
+/// Pages in the address space of some devices.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     device: CudaDevice,
     address: u64,
     bytes: u64,
@@ -234,7 +229,8 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    pub(crate) fn address(&self) -> u64 {
+    /// Its first byte.
+    pub fn address(&self) -> u64 {
         self.address
     }
 }

@@ -5,7 +5,6 @@
 
 use super::driver::{Driver, Handle, driver};
 use super::info::{DeviceInfo, device_info};
-use super::keep;
 use super::{CudaError, DeviceUuid, patience};
 use cudarc::driver::CudaContext;
 use std::fmt;
@@ -111,7 +110,7 @@ impl CudaDevice {
     pub fn give_up(&self, why: &str) {
         if patience::give_up(self.ordinal(), why) {
             // The last reference would release the context, and memory that peers use.
-            keep(&self.inner);
+            patience::keep(&self.inner);
         }
     }
 

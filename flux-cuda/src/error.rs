@@ -86,7 +86,7 @@ pub enum CudaError {
 
 impl CudaError {
     /// Whether this process sees fewer devices than it needs.
-    pub(crate) const fn is_too_few(&self) -> bool {
+    pub const fn is_too_few(&self) -> bool {
         matches!(self, Self::NoSuchDevice { .. } | Self::Unavailable(Unavailable::NoDevice))
     }
 

@@ -4,6 +4,7 @@
 //! is any pinned memory, whose freeing waits for all devices.
 
 use super::CudaError;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ const LOOK: Duration = Duration::from_micros(100);
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 
 /// Looks until `over` says how it ended.
-pub(crate) fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) -> Result<T, E> {
+pub fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) -> Result<T, E> {
     let began = Instant::now();
     loop {
         let now = Instant::now();
@@ -31,10 +32,7 @@ pub(crate) fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) 
 }
 
 /// Looks until `done` says so: true; false at `until`.
-pub(crate) fn done_by<E>(
-    until: Instant,
-    mut done: impl FnMut() -> Result<bool, E>,
-) -> Result<bool, E> {
+pub fn done_by<E>(until: Instant, mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     look(|now| Ok(if done()? { Some(true) } else { (now >= until).then_some(false) }))
 }
 
@@ -64,18 +62,22 @@ pub(super) fn is_any_given_up() -> bool {
     GIVEN_UP.load(Ordering::Acquire) != 0
 }
 
+/// Leaks one reference, so that `shared` is never freed while a device that was given up uses it.
+pub fn keep<T: ?Sized>(shared: &Arc<T>) {
+    let _ = Arc::into_raw(Arc::clone(shared));
+}
+
 /// Whether the device may be used.
 ///
 /// # Errors
 /// [`CudaError::GivenUp`].
-pub(crate) fn usable(ordinal: u32) -> Result<(), CudaError> {
+pub fn usable(ordinal: u32) -> Result<(), CudaError> {
     if is_given_up(ordinal) { Err(CudaError::GivenUp { ordinal }) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lateness::AMPLE;
 
     #[test]
     fn what_is_done_in_time_is_seen_and_what_is_not_ends_at_the_deadline() {
@@ -84,7 +86,7 @@ mod tests {
             looks += 1;
             Ok::<_, ()>(looks == 3)
         };
-        assert_eq!(done_by(Instant::now() + AMPLE, third), Ok(true));
+        assert_eq!(done_by(Instant::now() + Duration::from_mins(1), third), Ok(true));
         let until = Instant::now() + Duration::from_millis(5);
         assert_eq!(done_by(until, || Ok::<_, ()>(false)), Ok(false));
         assert!(Instant::now() >= until);
@@ -94,6 +96,15 @@ mod tests {
             "it is looked at once, whatever the time"
         );
         assert_eq!(done_by(until, || Err(7)), Err(7));
+    }
+
+    #[test]
+    fn what_is_kept_outlives_its_holders() {
+        let shared = Arc::new(());
+        let seen = Arc::downgrade(&shared);
+        keep(&shared);
+        drop(shared);
+        assert!(seen.upgrade().is_some());
     }
 
     #[test]

@@ -148,3 +148,20 @@ impl<'s> From<&'s Arc<CudaStream>> for Stream<'s> {
         Self::from(&**stream)
     }
 }
+
+/// Some whole GPU, for tests of what is made of it.
+#[cfg(test)]
+pub(crate) fn some_gpu() -> DeviceInfo {
+    DeviceInfo {
+        ordinal: 0,
+        uuid: DeviceUuid([0; 16]),
+        pci: "0000:17:00.0".to_owned(),
+        name: "NVIDIA H200".to_owned(),
+        sms: 132,
+        l2_bytes: 0,
+        memory_bytes: 0,
+        compute: (9, 0),
+        virtual_memory: true,
+        posix_handles: true,
+    }
+}

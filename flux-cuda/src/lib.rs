@@ -4,23 +4,19 @@
 //! a newer driver may return unknown codes.
 
 mod context;
-mod device;
 mod driver;
 mod error;
 mod info;
-pub(crate) mod loading;
+pub mod library;
 mod memory;
 mod near;
 mod patience;
-mod shared;
 mod staging;
 mod stream;
 mod vmm;
-pub(crate) mod wheels;
 
 pub use context::CudaDevice;
-pub(crate) use context::Current;
-pub use device::{Device, Stream};
+pub use context::Current;
 pub use error::{CudaError, OLDEST_DRIVER, Unavailable};
 pub use info::{
     DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info,
@@ -28,17 +24,16 @@ pub use info::{
 };
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
-pub(crate) use stream::{Capture, capture};
+pub use stream::{Capture, capture};
 pub use stream::{Event, SideStream, is_capturing};
 
-pub(crate) use memory::{
+pub use memory::{
     copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async,
 };
-pub(crate) use patience::{done_by, look, usable};
-pub(crate) use shared::{keep, locked};
-pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
-pub(crate) use stream::stream_id;
-pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
+pub use patience::{done_by, keep, look, usable};
+pub use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+pub use stream::stream_id;
+pub use vmm::{Allocation, Handles, Mapping, round_up};
 
 /// Whether this process can use CUDA: driver present, complete, initialised, with a device. The
 /// first call decides for the process.
@@ -50,7 +45,7 @@ pub fn available() -> Result<(), Unavailable> {
 }
 
 /// A device size as the driver takes it; it fits on every platform with a driver.
-pub(crate) fn host_size(bytes: u64) -> usize {
+pub fn host_size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
