@@ -7,7 +7,7 @@ use crate::library;
 use crate::vmm::{Access, PageProperties};
 use crate::{CudaError, Unavailable};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUstreamBatchMemOpParams};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -28,6 +28,8 @@ crate::table! {
         cu_device_get_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int) -> c_int;
         cu_device_total_mem = "cuDeviceTotalMem_v2" (*mut usize, c_int) -> c_int;
         cu_device_can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> c_int;
+        cu_ctx_get_device = "cuCtxGetDevice" (*mut c_int) -> c_int;
+        cu_ctx_get_id = "cuCtxGetId" (Handle, *mut c_ulonglong) -> c_int;
         cu_ctx_get_current = "cuCtxGetCurrent" (*mut Handle) -> c_int;
         cu_ctx_set_current = "cuCtxSetCurrent" (Handle) -> c_int;
         cu_ctx_push_current = "cuCtxPushCurrent_v2" (Handle) -> c_int;
@@ -65,7 +67,15 @@ crate::table! {
         cu_memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (u64, u64, usize, Handle) -> c_int;
         cu_memcpy_2d_async = "cuMemcpy2DAsync_v2" (*const CUDA_MEMCPY2D, Handle) -> c_int;
         cu_memcpy_dtoh = "cuMemcpyDtoH_v2" (*mut c_void, u64, usize) -> c_int;
+        cu_memset_d8_async = "cuMemsetD8Async" (u64, c_uchar, usize, Handle) -> c_int;
         cu_memset_d32_async = "cuMemsetD32Async" (u64, c_uint, usize, Handle) -> c_int;
+        cu_pointer_get_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, u64) -> c_int;
+        cu_module_load_data = "cuModuleLoadData" (*mut Handle, *const c_void) -> c_int;
+        cu_module_unload = "cuModuleUnload" (Handle) -> c_int;
+        cu_module_get_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char) -> c_int;
+        cu_func_set_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int) -> c_int;
+        cu_launch_kernel = "cuLaunchKernel"
+            (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void) -> c_int;
         cu_mem_create = "cuMemCreate" (*mut u64, usize, *const PageProperties, c_ulonglong) -> c_int;
         cu_mem_release = "cuMemRelease" (u64) -> c_int;
         cu_mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const PageProperties, c_uint) -> c_int;

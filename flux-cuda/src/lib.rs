@@ -4,11 +4,13 @@
 //! a newer driver may return unknown codes.
 
 mod context;
+pub mod current;
 mod driver;
 mod error;
 mod info;
 pub mod library;
 mod memory;
+mod module;
 mod near;
 mod patience;
 mod staging;
@@ -23,6 +25,7 @@ pub use info::{
     driver_version, peer_matrix,
 };
 pub use memory::{DeviceBlock, PinnedBlock};
+pub use module::{Function, Launch, Module};
 pub use near::near;
 pub use stream::{Capture, capture};
 pub use stream::{Event, SideStream, is_capturing};

@@ -1,19 +1,14 @@
 //! Why something could not be enqueued.
 
+use flux_cuda::CudaError;
+
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The driver returned an error.
-    #[error("{call} failed: {name} ({code})")]
-    Driver {
-        /// The call.
-        call: &'static str,
-        /// The driver's error code.
-        code: i32,
-        /// The driver's name of the error.
-        name: String,
-    },
+    #[error(transparent)]
+    Driver(#[from] CudaError),
     /// A tensor map could not be encoded.
     #[error(
         "the tensor map of {operand} was refused ({code}): address {address:#x}, row stride \

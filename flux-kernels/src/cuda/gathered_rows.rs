@@ -2,11 +2,10 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
-use super::module::Module;
 use crate::abi::GatheredRowsParams;
-use cudarc::driver::sys;
 use flux_core::layout::control;
 use flux_core::{Problem, Rank};
+use flux_cuda::{Function, Launch, Module};
 
 /// Most threads of a CTA: the kernel's launch bound.
 const THREADS: u32 = 512;
@@ -15,13 +14,8 @@ const THREADS: u32 = 512;
 #[derive(Debug)]
 pub struct GatheredRows {
     module: Module,
-    function: sys::CUfunction,
+    function: Function,
 }
-
-// SAFETY: the function handle may be used from any thread.
-unsafe impl Send for GatheredRows {}
-// SAFETY: as above; launches do not change it.
-unsafe impl Sync for GatheredRows {}
 
 /// The operands of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +48,7 @@ impl GatheredRows {
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let function = module.function(c"flux_gathered_rows")?;
+        let function = module.function(c"flux_gathered_rows", 0)?;
         Ok(Self { module, function })
     }
 
@@ -97,8 +91,9 @@ impl GatheredRows {
             flattened: u32::from(flattened),
         };
         let threads = (problem.k() / 8).next_multiple_of(32).clamp(32, THREADS);
+        let launch = Launch { grid: (problem.m(), 1), threads, shared_bytes: 0, stream };
         // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in
         // it.
-        unsafe { self.module.launch(self.function, (problem.m(), 1), threads, 0, &params, stream) }
+        Ok(unsafe { self.module.launch(self.function, launch, &params) }?)
     }
 }

@@ -6,6 +6,7 @@ use super::error::LaunchError;
 use super::kernel::Kernel;
 use super::program::DeviceProgram;
 use crate::variant::Variant;
+use flux_cuda::Launch;
 
 /// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
 ///
@@ -50,9 +51,12 @@ pub unsafe fn launch(
         return Err(LaunchError::Trace { kernel: variant.to_string(), items, ctas });
     }
     let params = encode_params(variant, program, args)?;
-    let (grid, shared) = ((ctas, 1), variant.shared_bytes());
+    let launch = Launch {
+        grid: (ctas, 1),
+        threads: Variant::THREADS,
+        shared_bytes: variant.shared_bytes(),
+        stream: args.stream,
+    };
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
-    unsafe {
-        kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream)
-    }
+    Ok(unsafe { kernel.module.launch(kernel.function, launch, &params) }?)
 }

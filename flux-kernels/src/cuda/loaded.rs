@@ -4,24 +4,20 @@
 //! The driver keeps device memory of an unloaded module (41 to 61 KiB with 580.159.04), so ops that
 //! come and go would leak. All variants together take some 9 MB.
 
-use super::call::{check, current_context};
 use super::error::LaunchError;
 use super::gathered_rows::GatheredRows;
 use super::kernel::Kernel;
 use super::rms_norm::RmsNorm;
 use crate::variant::Variant;
-use cudarc::driver::sys;
+use flux_cuda::current::Context;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A kernel in the context of this number.
 struct Loaded<K> {
     context: u64,
-    handle: sys::CUcontext,
+    handle: Context,
     kernel: Arc<K>,
 }
-
-// SAFETY: the handle may be used from any thread.
-unsafe impl<K: Send + Sync> Send for Loaded<K> {}
 
 /// Nothing in it is dropped: a kernel of a lost context would be unloaded from another one.
 type Registry<K> = Mutex<Vec<Loaded<K>>>;
@@ -71,8 +67,11 @@ fn find_or_load<K, E: From<LaunchError>>(
     is_wanted: impl Fn(&K) -> bool,
     load: impl FnOnce() -> Result<K, E>,
 ) -> Result<Arc<K>, E> {
-    let handle = current_context()?;
-    let context = number_of(handle)?;
+    let number = || {
+        let handle = Context::current()?;
+        handle.number().map(|number| (handle, number))
+    };
+    let (handle, context) = number().map_err(LaunchError::from)?;
     let mut all = registry.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(loaded) =
         all.iter().find(|loaded| loaded.context == context && is_wanted(&loaded.kernel))
@@ -85,12 +84,4 @@ fn find_or_load<K, E: From<LaunchError>>(
     let kernel = Arc::new(load()?);
     all.push(Loaded { context, handle, kernel: Arc::clone(&kernel) });
     Ok(kernel)
-}
-
-/// The context's number, unique in this process, where handles are reused.
-fn number_of(context: sys::CUcontext) -> Result<u64, LaunchError> {
-    let mut number = 0;
-    // SAFETY: the context is current, so it lives; the out pointer is valid.
-    check("cuCtxGetId", unsafe { sys::cuCtxGetId(context, &raw mut number) })?;
-    Ok(number)
 }

@@ -4,15 +4,12 @@
 //! device that it is meant for. [`launch`] neither waits for the device nor allocates.
 
 mod args;
-mod call;
 mod encode;
 mod error;
 mod gathered_rows;
 mod kernel;
 mod launch;
 mod loaded;
-pub(crate) mod memory;
-pub(crate) mod module;
 mod program;
 mod rms_norm;
 mod tensor_map;

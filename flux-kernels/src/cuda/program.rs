@@ -3,15 +3,13 @@
 //! Invariant: whoever gives the memory keeps it, and the records in it, until the launches that
 //! walk them have completed.
 
-use super::call::{check, synchronize};
 use super::error::LaunchError;
 use super::kernel::Kernel;
-use super::memory::OwnMemory;
 use crate::device::KernelTarget;
 use crate::variant::Variant;
-use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 use flux_core::tile::Generation;
+use flux_cuda::current::{ContextMemory, upload, upload_async};
 
 /// A program on a device: the records that a launch walks, and where.
 #[derive(Debug)]
@@ -23,7 +21,7 @@ pub struct DeviceProgram {
     records: u64,
     staging: EpilogueStaging,
     /// Where the memory is its own.
-    _memory: Option<OwnMemory>,
+    _memory: Option<ContextMemory>,
 }
 
 /// How many records a program has: items, then awaits, then transfers.
@@ -104,13 +102,10 @@ impl DeviceProgram {
         let mut bytes = vec![0; Self::bytes_of(&program)];
         Self::write_records(&program, &mut bytes);
         let staging = EpilogueStaging::bytes_for(kernel);
-        let memory = OwnMemory::new(staging as usize + bytes.len())?;
+        let memory = ContextMemory::new(staging as usize + bytes.len())?;
         let (address, records) = (memory.address(), memory.address() + staging);
         // SAFETY: the destination was allocated with this size, the source is a live vector.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len())
-        })?;
-        synchronize(0)?;
+        unsafe { upload(records, &bytes, 0) }?;
         Ok(Self {
             _memory: Some(memory),
             ..Self::at(program, records, EpilogueStaging { address, bytes: staging })
@@ -150,10 +145,7 @@ impl DeviceProgram {
     pub unsafe fn copy_records(&self, from: *const u8, stream: usize) -> Result<(), LaunchError> {
         let [.., bytes] = self.counts.bytes();
         // SAFETY: both ranges have this length, and the caller keeps them.
-        let copied = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(self.records, from.cast(), bytes, stream as sys::CUstream)
-        };
-        check("cuMemcpyHtoDAsync", copied)
+        Ok(unsafe { upload_async(self.records, from, bytes, stream) }?)
     }
 
     /// The program without its items and awaits.

@@ -2,11 +2,10 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
-use super::module::Module;
 use crate::abi::RmsNormParams;
 use crate::element::Element;
-use cudarc::driver::sys;
 use flux_core::DType;
+use flux_cuda::{Function, Launch, Module};
 
 /// Most threads of a CTA: the kernels' launch bound.
 const THREADS: u32 = 512;
@@ -15,14 +14,9 @@ const THREADS: u32 = 512;
 #[derive(Debug)]
 pub struct RmsNorm {
     module: Module,
-    bf16: sys::CUfunction,
-    fp16: sys::CUfunction,
+    bf16: Function,
+    fp16: Function,
 }
-
-// SAFETY: the function handles may be used from any thread.
-unsafe impl Send for RmsNorm {}
-// SAFETY: as above; launches do not change it.
-unsafe impl Sync for RmsNorm {}
 
 /// The operands of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +51,10 @@ impl RmsNormArgs {
         }
     }
 
-    /// Threads of a CTA.
-    pub(crate) fn threads(&self) -> u32 {
-        (self.cols / 8).next_multiple_of(32).clamp(32, THREADS)
+    /// A CTA for each row.
+    pub(crate) fn launch(&self) -> Launch {
+        let threads = (self.cols / 8).next_multiple_of(32).clamp(32, THREADS);
+        Launch { grid: (self.rows, 1), threads, shared_bytes: 0, stream: self.stream }
     }
 }
 
@@ -71,8 +66,10 @@ impl RmsNorm {
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let (bf16, fp16) =
-            (module.function(c"flux_rms_norm_bf16")?, module.function(c"flux_rms_norm_fp16")?);
+        let (bf16, fp16) = (
+            module.function(c"flux_rms_norm_bf16", 0)?,
+            module.function(c"flux_rms_norm_fp16", 0)?,
+        );
         Ok(Self { module, bf16, fp16 })
     }
 
@@ -91,15 +88,6 @@ impl RmsNorm {
         }
         let function = if T::DTYPE == DType::Bf16 { self.bf16 } else { self.fp16 };
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        unsafe {
-            self.module.launch(
-                function,
-                (args.rows, 1),
-                args.threads(),
-                0,
-                &args.params(),
-                args.stream,
-            )
-        }
+        Ok(unsafe { self.module.launch(function, args.launch(), &args.params()) }?)
     }
 }

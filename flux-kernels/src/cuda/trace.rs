@@ -1,11 +1,9 @@
 //! The time stamps of a traced kernel, in device memory and read back.
 
-use super::call::{check, synchronize};
 use super::error::LaunchError;
-use super::memory::OwnMemory;
 use crate::abi::{ItemStamps, WorkerStamps};
 use bytemuck::Zeroable;
-use cudarc::driver::sys;
+use flux_cuda::current::{ContextMemory, download, fill_bytes_async, synchronize};
 
 /// What a launch recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +17,7 @@ pub struct Stamps {
 /// Device memory for the stamps of one launch at a time; the next one overwrites them.
 #[derive(Debug)]
 pub struct TraceBuffer {
-    memory: OwnMemory,
+    memory: ContextMemory,
     items: usize,
     workers: usize,
 }
@@ -33,9 +31,9 @@ impl TraceBuffer {
     pub fn new(items: usize, workers: u32) -> Result<Self, LaunchError> {
         let workers = workers as usize;
         let bytes = items * size_of::<ItemStamps>() + workers * size_of::<WorkerStamps>();
-        let memory = OwnMemory::new(bytes)?;
+        let memory = ContextMemory::new(bytes)?;
         // SAFETY: the range was just allocated with this size.
-        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(memory.address(), 0, bytes) })?;
+        unsafe { fill_bytes_async(memory.address(), 0, bytes, 0) }?;
         synchronize(0)?;
         Ok(Self { memory, items, workers })
     }
@@ -47,9 +45,7 @@ impl TraceBuffer {
     pub fn clear(&self, stream: usize) -> Result<(), LaunchError> {
         let bytes = self.items * size_of::<ItemStamps>() + self.workers * size_of::<WorkerStamps>();
         // SAFETY: the buffer has this length.
-        check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(self.memory.address(), 0, bytes, stream as sys::CUstream)
-        })
+        Ok(unsafe { fill_bytes_async(self.memory.address(), 0, bytes, stream) }?)
     }
 
     /// Waits for `stream`, on which the launches are, and reads the stamps of the last launch, of
@@ -62,14 +58,18 @@ impl TraceBuffer {
         stream: usize,
         (items, workers): (usize, u32),
     ) -> Result<Stamps, LaunchError> {
-        synchronize(stream)?;
         let (items, workers) = (items.min(self.items), (workers as usize).min(self.workers));
         let mut stamps = Stamps {
             items: vec![Zeroable::zeroed(); items],
             workers: vec![Zeroable::zeroed(); workers],
         };
-        copy(bytemuck::cast_slice_mut(&mut stamps.items), self.item_stamps())?;
-        copy(bytemuck::cast_slice_mut(&mut stamps.workers), self.worker_stamps())?;
+        for (to, from) in [
+            (bytemuck::cast_slice_mut(&mut stamps.items), self.item_stamps()),
+            (bytemuck::cast_slice_mut(&mut stamps.workers), self.worker_stamps()),
+        ] {
+            // SAFETY: the buffer has room for at least so many items and CTAs.
+            unsafe { download(from, to, stream) }?;
+        }
         Ok(stamps)
     }
 
@@ -85,10 +85,4 @@ impl TraceBuffer {
     pub(super) fn worker_stamps(&self) -> u64 {
         self.memory.address() + (self.items * size_of::<ItemStamps>()) as u64
     }
-}
-
-/// Reads device memory that [`TraceBuffer::new`] has allocated.
-fn copy(to: &mut [u8], from: u64) -> Result<(), LaunchError> {
-    // SAFETY: both ranges are part of a trace buffer's layout, of the same length.
-    check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
 }

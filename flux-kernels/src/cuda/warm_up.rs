@@ -4,34 +4,33 @@
 //! workspace or peer is touched.
 
 use super::error::LaunchError;
-use super::memory::OwnMemory;
-use super::module::Module;
 use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use crate::abi::Params;
 use crate::abi::WorkerStamps;
 use crate::variant::Variant;
 use bytemuck::Zeroable;
-use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
 use flux_core::tile::Generation;
+use flux_cuda::current::{self, ContextMemory};
+use flux_cuda::{Function, Launch, Module};
 
 /// Launches the kernel once on every multiprocessor and waits for it. The driver then has done its
 /// work for a function's first launch, and the device for its first block with this much shared
 /// memory.
 pub(super) fn warm_up(
     module: &Module,
-    function: sys::CUfunction,
+    function: Function,
     variant: Variant,
     multiprocessors: u32,
 ) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
     let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
     let bytes = control_bytes + FAULT_BYTES + stamps;
-    let memory = OwnMemory::new(bytes as usize)?;
+    let memory = ContextMemory::new(bytes as usize)?;
     let scratch = memory.address();
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
-    unsafe { module.memset(scratch, 0, bytes, 0) }?;
+    unsafe { current::fill_bytes_async(scratch, 0, bytes as usize, 0) }?;
     let params = Params {
         control: scratch,
         fault: scratch + control_bytes,
@@ -43,19 +42,16 @@ pub(super) fn warm_up(
         Generation::Hopper => with_maps(&params, scratch, variant)?,
         Generation::Portable => params,
     };
+    let launch = Launch {
+        grid: (multiprocessors, 1),
+        threads: Variant::THREADS,
+        shared_bytes: variant.shared_bytes(),
+        stream: 0,
+    };
     // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
     // which live until the synchronisation below.
-    unsafe {
-        module.launch(
-            function,
-            (multiprocessors, 1),
-            Variant::THREADS,
-            variant.shared_bytes(),
-            &params,
-            0,
-        )
-    }?;
-    module.synchronize(0)
+    unsafe { module.launch(function, launch, &params) }?;
+    Ok(current::synchronize(0)?)
 }
 
 /// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a

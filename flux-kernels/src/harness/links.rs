@@ -2,19 +2,15 @@
 
 use crate::abi::{BulkCopy, PingPong};
 use crate::cuda::LaunchError;
-use crate::cuda::module::Module;
-use cudarc::driver::sys;
+use flux_cuda::{Function, Launch, Module};
 
 /// The loaded kernels.
 #[derive(Debug)]
 pub struct Links {
     module: Module,
-    copy: sys::CUfunction,
-    ping_pong: sys::CUfunction,
+    copy: Function,
+    ping_pong: Function,
 }
-
-// SAFETY: handles are plain values; the driver's calls on them are thread-safe.
-unsafe impl Send for Links {}
 
 impl Links {
     /// Largest `piece * ring` of [`Self::bulk_copy`]: the shared memory of a CTA beside the
@@ -28,9 +24,8 @@ impl Links {
     /// [`LaunchError`] when the cubin does not suit the device.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let copy = module.function(c"flux_bulk_copy")?;
-        module.allow_shared(copy, Self::MAX_RING_BYTES + 256)?;
-        Ok(Self { copy, ping_pong: module.function(c"flux_ping_pong")?, module })
+        let copy = module.function(c"flux_bulk_copy", Self::MAX_RING_BYTES + 256)?;
+        Ok(Self { copy, ping_pong: module.function(c"flux_ping_pong", 0)?, module })
     }
 
     /// Enqueues a copy by `ctas` CTAs.
@@ -47,9 +42,10 @@ impl Links {
         ctas: u32,
         stream: usize,
     ) -> Result<(), LaunchError> {
-        let shared = copy.ring * (copy.piece + 8);
+        let shared_bytes = copy.ring * (copy.piece + 8);
+        let launch = Launch { grid: (ctas, 1), threads: 32, shared_bytes, stream };
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the ranges.
-        unsafe { self.module.launch(self.copy, (ctas, 1), 32, shared, copy, stream) }
+        Ok(unsafe { self.module.launch(self.copy, launch, copy) }?)
     }
 
     /// Enqueues one side of an exchange.
@@ -60,7 +56,8 @@ impl Links {
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
     pub unsafe fn ping_pong(&self, side: &PingPong, stream: usize) -> Result<(), LaunchError> {
+        let launch = Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream };
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the words.
-        unsafe { self.module.launch(self.ping_pong, (1, 1), 1, 0, side, stream) }
+        Ok(unsafe { self.module.launch(self.ping_pong, launch, side) }?)
     }
 }

@@ -13,14 +13,13 @@ pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
 use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
-use crate::cuda::memory::OwnMemory;
-use crate::cuda::module::Module;
 use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
-use cudarc::driver::sys;
 use flux_core::problem::Shape;
 use flux_core::{DType, OpKind, Partials, Problem, Rank};
+use flux_cuda::current::{ContextMemory, download, fill_bytes_async, upload};
+use flux_cuda::{Function, Launch, Module};
 
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]
@@ -125,15 +124,12 @@ impl VerifyReport {
 #[derive(Debug)]
 pub struct Harness {
     module: Module,
-    fill: sys::CUfunction,
-    verify: sys::CUfunction,
-    add_rms_norm: sys::CUfunction,
-    spin: sys::CUfunction,
-    report: OwnMemory,
+    fill: Function,
+    verify: Function,
+    add_rms_norm: Function,
+    spin: Function,
+    report: ContextMemory,
 }
-
-// SAFETY: handles and addresses are plain values; the driver's calls on them are thread-safe.
-unsafe impl Send for Harness {}
 
 impl Harness {
     /// Loads the kernels from their cubin ([`Source::harness`](crate::Source::harness)) into the
@@ -144,11 +140,11 @@ impl Harness {
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
         Ok(Self {
-            fill: module.function(c"flux_fill")?,
-            verify: module.function(c"flux_verify")?,
-            add_rms_norm: module.function(c"flux_add_rms_norm")?,
-            spin: module.function(c"flux_spin")?,
-            report: OwnMemory::new(size_of::<RawReport>())?,
+            fill: module.function(c"flux_fill", 0)?,
+            verify: module.function(c"flux_verify", 0)?,
+            add_rms_norm: module.function(c"flux_add_rms_norm", 0)?,
+            spin: module.function(c"flux_spin", 0)?,
+            report: ContextMemory::new(size_of::<RawReport>())?,
             module,
         })
     }
@@ -181,8 +177,9 @@ impl Harness {
             bf16: u32::from(dtype == DType::Bf16),
             transposed: u32::from(to.transposed),
         };
+        let launch = Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream };
         // SAFETY: the kernel takes `FillParams`; the caller answers for the window.
-        unsafe { self.module.launch(self.fill, (1056, 1), 256, 0, &params, stream) }
+        Ok(unsafe { self.module.launch(self.fill, launch, &params) }?)
     }
 
     /// Fills memory with NaN, in either element type.
@@ -202,7 +199,7 @@ impl Harness {
             return Ok(());
         }
         // SAFETY: the caller answers for the memory.
-        unsafe { self.module.memset(address, 0xFF, bytes, stream) }
+        Ok(unsafe { fill_bytes_async(address, 0xFF, bytes as usize, stream) }?)
     }
 
     /// Occupies the stream for `ns`.
@@ -210,8 +207,9 @@ impl Harness {
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
     pub fn spin(&self, ns: u64, stream: usize) -> Result<(), LaunchError> {
+        let launch = Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream };
         // SAFETY: the kernel takes one u64 and touches no memory.
-        unsafe { self.module.launch(self.spin, (1, 1), 1, 0, &ns, stream) }
+        Ok(unsafe { self.module.launch(self.spin, launch, &ns) }?)
     }
 
     /// Checks a rank's whole `y` in fp64, and waits for the result.
@@ -290,16 +288,19 @@ impl Harness {
             max_ratio: 0,
             reserved: 0,
         };
-        self.module.write(self.report.address(), bytemuck::bytes_of(&raw), stream)?;
+        // SAFETY: the report has the size of `raw`.
+        unsafe { upload(self.report.address(), bytemuck::bytes_of(&raw), stream) }?;
         let grid =
             (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
         // A grid is not empty.
         if rows > 0 {
+            let launch = Launch { grid, threads: 256, shared_bytes: 0, stream };
             // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is
             // ours.
-            unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;
+            unsafe { self.module.launch(self.verify, launch, &params) }?;
         }
-        self.module.read(self.report.address(), bytemuck::bytes_of_mut(&mut raw), stream)?;
+        // SAFETY: the report has the size of `raw`.
+        unsafe { download(self.report.address(), bytemuck::bytes_of_mut(&mut raw), stream) }?;
         Ok(VerifyReport {
             violations: raw.violations,
             first: (raw.violations > 0).then_some(((raw.first >> 32) as u32, raw.first as u32)),
@@ -329,15 +330,6 @@ impl Harness {
             bf16: u32::from(dtype == DType::Bf16),
         };
         // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
-        unsafe {
-            self.module.launch(
-                self.add_rms_norm,
-                (args.rows, 1),
-                args.threads(),
-                0,
-                &params,
-                args.stream,
-            )
-        }
+        Ok(unsafe { self.module.launch(self.add_rms_norm, args.launch(), &params) }?)
     }
 }

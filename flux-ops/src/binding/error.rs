@@ -252,11 +252,11 @@ mod tests {
     }
 
     fn refused() -> LaunchError {
-        LaunchError::Driver {
+        LaunchError::Driver(CudaError::Call {
             call: "cuLaunchKernelEx",
             code: 700,
             name: "illegal address".to_owned(),
-        }
+        })
     }
 
     fn of_transport(source: TransportError) -> BuildError {

@@ -13,7 +13,6 @@ use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
-use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
@@ -470,25 +469,17 @@ impl CudaExecutor {
         if !view.claimed || view.layout.rows == 0 {
             return Ok(());
         }
-        let mut ordinal = -1i32;
-        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: the attribute is an `int`, and `ordinal` is a place for one; any address may be
-        // asked about.
-        let code = unsafe {
-            sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, view.address)
-        };
-        match u32::try_from(ordinal) {
-            Ok(ordinal) if code == sys::CUresult::CUDA_SUCCESS => {
+        match flux_cuda::current::device_of(view.address) {
+            Ok(Some(ordinal)) => {
                 match (Location::Cuda(ordinal), Location::Cuda(self.device.ordinal())) {
                     (found, expected) if found == expected => Ok(()),
                     (found, expected) => Err(CallError::Location { operand, expected, found }),
                 }
             }
-            _ => Err(CallError::NotDeviceMemory {
-                operand,
-                address: view.address,
-                code: code as i32,
-            }),
+            other => {
+                let code = other.err().and_then(|error| error.code()).unwrap_or_default();
+                Err(CallError::NotDeviceMemory { operand, address: view.address, code })
+            }
         }
     }
 
