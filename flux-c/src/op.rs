@@ -214,7 +214,7 @@ impl flux_op_options {
                  all weights"
             )));
         }
-        if several > 0 && (op != OpKind::AllGatherGemm || gates.is_some()) {
+        if several > 0 && (op.reduces() || gates.is_some()) {
             let words = "options.columns are given, and FLUX_ALL_GATHER_GEMM without gates alone \
                          takes several weights: give zeros";
             return Err(Error::operand(words));

@@ -19,7 +19,7 @@
 //! ```
 
 use crate::rank::MAX_WORLD;
-use crate::{OpKind, Problem, TileShape};
+use crate::{Problem, SumsTo, TileShape};
 use bytemuck::{Pod, Zeroable};
 
 /// Bytes between words that different ranks write or poll.
@@ -290,13 +290,13 @@ pub const fn half_bytes(
 /// place of each rank.
 const fn shared_bytes(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
-    match (problem.op(), rows) {
-        (OpKind::AllGatherGemm, RowLayout::PerShard) => peers * gather_place_bytes(problem),
-        (OpKind::AllGatherGemm, _) => world * gather_place_bytes(problem),
+    match (problem.op().sums_to(), rows) {
+        (SumsTo::Nothing, RowLayout::PerShard) => peers * gather_place_bytes(problem),
+        (SumsTo::Nothing, _) => world * gather_place_bytes(problem),
         (_, RowLayout::Flattened) => world * scatter_place_bytes(problem, rows),
-        (OpKind::GemmReduceScatter, _) => slots_bytes(problem, tile),
-        (OpKind::GemmAllReduce, _) if peers == 0 => 0,
-        (OpKind::GemmAllReduce, _) => results_offset(problem, tile, rows) + results_bytes(problem),
+        (SumsTo::Rows, _) => slots_bytes(problem, tile),
+        (SumsTo::All, _) if peers == 0 => 0,
+        (SumsTo::All, _) => results_offset(problem, tile, rows) + results_bytes(problem),
     }
 }
 

@@ -22,6 +22,6 @@ pub mod tile;
 pub use dtype::{DType, Partials};
 pub use nodes::Nodes;
 pub use plan::Plan;
-pub use problem::{OpKind, Problem, ProblemError};
+pub use problem::{OpKind, Problem, ProblemError, SumsTo};
 pub use rank::{Rank, WorldSize};
 pub use tile::TileShape;

@@ -60,10 +60,7 @@ pub(crate) const GELU_CUBIC: f32 = 0.071_354_816_272_600_25_f64 as f32;
 impl Activation {
     /// Those that an op's result can take: a sum that other ranks add to takes none.
     pub const fn of(op: OpKind) -> &'static [Self] {
-        match op {
-            OpKind::AllGatherGemm => &Self::ALL,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &[Self::None],
-        }
+        if op.gathers() { &Self::ALL } else { &[Self::None] }
     }
 
     /// The activation of `v`, off by at most [`Self::ERROR`]` * |v|`.

@@ -11,7 +11,7 @@ pub use choice::NoSuchTile;
 use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, TileShape};
+use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
 use std::fmt;
 
 /// One instantiation, by what it is compiled for. It has an operation, an element type, a tile, a
@@ -177,11 +177,11 @@ impl Variant {
     /// config.cuh. An fp32 partial tile waits there until it is sent, and the first consumer's part
     /// of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
-        match (self.op, self.form, self.partials) {
-            (OpKind::GemmReduceScatter, Form::Hopper(_), Partials::F32) => {
+        match (self.op.sums_to(), self.form, self.partials) {
+            (SumsTo::Rows, Form::Hopper(_), Partials::F32) => {
                 (self.tile.m * self.tile.n * 4) as u64
             }
-            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared), Partials::OpDType) => {
+            (SumsTo::Rows, Form::Hopper(Staging::Shared), Partials::OpDType) => {
                 (self.tile.m * self.tile.n) as u64
             }
             _ => 0,
@@ -191,11 +191,9 @@ impl Variant {
     /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(&self) -> u32 {
         match self.form {
-            Form::Hopper(staging) => self.tile.shared_bytes(
-                staging,
-                self.stages,
-                matches!(self.op, OpKind::GemmReduceScatter),
-            ),
+            Form::Hopper(staging) => {
+                self.tile.shared_bytes(staging, self.stages, self.op.reduces())
+            }
             Form::Portable => self.tile.portable_shared_bytes(self.stages),
         }
     }

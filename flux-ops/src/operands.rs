@@ -83,10 +83,7 @@ impl Operands {
 
     /// Rows of the call, by its operand with all rows.
     pub(crate) const fn rows(&self, op: OpKind) -> usize {
-        match op {
-            OpKind::AllGatherGemm => self.y.layout.rows,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.x.layout.rows,
-        }
+        if op.gathers() { self.y.layout.rows } else { self.x.layout.rows }
     }
 
     /// Checks presence, shapes, locations and overlap of operands of type `T`, of a call with `m`
@@ -124,7 +121,7 @@ impl Operands {
                 _ => {}
             }
         }
-        if self.x_full.is_some() && problem.op() != OpKind::AllGatherGemm {
+        if self.x_full.is_some() && problem.op().reduces() {
             return Err(CallError::NotGathered { op: problem.op() });
         }
         let all_rows = rows(Shape { rows: problem.m(), cols: problem.k() });

@@ -7,7 +7,7 @@ use crate::harness::{Fill, FusedOp, Operands, RankContext};
 use crate::machine;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
 use half::{bf16, f16};
@@ -91,7 +91,7 @@ impl Rates {
             }
             // Every rank of a GEMM-AllReduce has the whole output.
             let outputs =
-                if case.problem.op() == OpKind::GemmAllReduce { f64::from(ranks) } else { 1.0 };
+                if case.problem.op().sums_to() == SumsTo::All { f64::from(ranks) } else { 1.0 };
             let checks = CHECKS * outputs * work / (self.check * f64::from(cores.min(ranks)));
             rounds + checks + GEMMS * case.sustained.unwrap_or(0.0)
         });

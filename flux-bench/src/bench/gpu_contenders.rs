@@ -16,7 +16,7 @@ use crate::harness::{
 };
 use crate::harness::{Verdict, Violation};
 use anyhow::{Context, bail};
-use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_core::{Nodes, OpKind, Problem, Rank, SumsTo, WorldSize};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
 use flux_transport::internal::nccl::{Comm, ElementType};
@@ -88,14 +88,13 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         self.watchdog.heartbeat();
         let held = self.sets[0].holds.context("the operands must be filled first")?;
         self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
-        let verdict = match held.problem.op() {
-            OpKind::AllGatherGemm => {
-                self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
-                self.ctx.poison(&mut self.sets[0].y)?;
-                self.launch(Contender::Serial, 0)?;
-                self.ctx.verify(&self.sets[0], self.op.plan())?
-            }
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.verify_gemm()?,
+        let verdict = if held.problem.op().gathers() {
+            self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
+            self.ctx.poison(&mut self.sets[0].y)?;
+            self.launch(Contender::Serial, 0)?;
+            self.ctx.verify(&self.sets[0], self.op.plan())?
+        } else {
+            self.verify_gemm()?
         };
         self.ctx.fill(&mut self.sets[0], held)?;
         // Random data again, in the GEMM's `x` and in what the collective reads.
@@ -181,15 +180,15 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
         let set = call % self.sets.len();
-        match (contender, self.problem.op()) {
+        match (contender, self.problem.op().sums_to()) {
             (Contender::Op, _) => self.ctx.forward(self.op, &mut self.sets[set]),
             (Contender::Gemm, _) => self.gemm(set),
             (Contender::Comm, _) => self.comm(set),
-            (Contender::Serial, OpKind::AllGatherGemm) => {
+            (Contender::Serial, SumsTo::Nothing) => {
                 self.comm(set)?;
                 self.gemm(set)
             }
-            (Contender::Serial, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+            (Contender::Serial, SumsTo::Rows | SumsTo::All) => {
                 self.gemm(set)?;
                 self.comm(set)?;
                 self.add_norm(set)
@@ -199,9 +198,10 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     fn gemm(&self, set: usize) -> anyhow::Result<()> {
         let (set, between) = (&self.sets[set], self.between[set].address());
-        let (x, y) = match self.problem.op() {
-            OpKind::AllGatherGemm => (between, address(&set.y)?),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (address(&set.x)?, between),
+        let (x, y) = if self.problem.op().gathers() {
+            (between, address(&set.y)?)
+        } else {
+            (address(&set.x)?, between)
         };
         self.gpu.device().bind()?;
         // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
@@ -228,18 +228,18 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let of = ElementType::from(problem.dtype());
         let (set, between, stream) =
             (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
-        match problem.op() {
-            OpKind::AllGatherGemm => {
+        match problem.op().sums_to() {
+            SumsTo::Nothing => {
                 let count = elements(x_window(problem, self.ctx.rank()));
                 // SAFETY: `x` holds a shard and `between` one for every rank, on this one stream.
                 unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
             }
-            OpKind::GemmReduceScatter => {
+            SumsTo::Rows => {
                 let count = elements(y_window(problem, self.ctx.rank()));
                 // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
                 unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
             }
-            OpKind::GemmAllReduce => {
+            SumsTo::All => {
                 let count = elements(y_window(problem, self.ctx.rank()));
                 // SAFETY: `between` and `y` hold all rows; all on this one stream.
                 unsafe { self.nccl.all_reduce(between, address(&set.y)?, count, of, stream)? };
@@ -304,11 +304,9 @@ const fn gemm_shape(problem: &Problem, rank: Rank) -> (u32, u32, u32) {
 
 /// The problem with its rows padded, where a collective needs shards of equal length.
 pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
-    let padded = match problem.op() {
-        OpKind::AllGatherGemm | OpKind::GemmReduceScatter => {
-            problem.m().next_multiple_of(problem.world().get())
-        }
-        OpKind::GemmAllReduce => problem.m(),
+    let padded = match problem.op().sums_to() {
+        SumsTo::Nothing | SumsTo::Rows => problem.m().next_multiple_of(problem.world().get()),
+        SumsTo::All => problem.m(),
     };
     Ok(problem.with_m(padded)?)
 }
@@ -324,10 +322,7 @@ pub(super) fn device_bytes(problem: &Problem, with_norm: bool) -> u64 {
 
 /// Of all rows: the gathered `x`, or one rank's partial sums.
 fn between_elements(problem: &Problem) -> u64 {
-    let columns = match problem.op() {
-        OpKind::AllGatherGemm => problem.k(),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.n(),
-    };
+    let columns = if problem.op().gathers() { problem.k() } else { problem.n() };
     u64::from(problem.m()) * u64::from(columns)
 }
 

@@ -13,7 +13,7 @@ use crate::harness::{
 };
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
-use flux_core::{OpKind, Problem, WorldSize};
+use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
 
@@ -54,12 +54,15 @@ impl<'a, T: Element> HostContenders<'a, T> {
         // The time does not depend on the values.
         let Some(held) = set.holds else { bail!("the operands must be filled first") };
         gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
-        let shown = match problem.op() {
-            OpKind::AllGatherGemm => elements(x_window(&problem, ctx.rank())),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => m * problem.n() as usize,
+        let shown = if problem.op().gathers() {
+            elements(x_window(&problem, ctx.rank()))
+        } else {
+            m * problem.n() as usize
         };
         let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
-        if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
+        if problem.op().gathers()
+            && let Buffer::Host(x) = &set.x
+        {
             shown.show(x.elements())?;
         }
         Ok(Self { ctx, op, set, shown, problem, gemm, gemm_ctx, gemm_set })
@@ -106,27 +109,24 @@ impl<'a, T: Element> HostContenders<'a, T> {
     }
 
     fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
-        match (contender, self.problem.op()) {
+        match (contender, self.problem.op().sums_to()) {
             (Contender::Gemm, _) => self.gemm(),
-            (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
-            (Contender::Comm, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => self.reduce(),
+            (Contender::Comm, SumsTo::Nothing) => self.all_gather(),
+            (Contender::Comm, SumsTo::Rows | SumsTo::All) => self.reduce(),
             (Contender::Serial, _) => self.serial(),
             (Contender::Op, _) => self.ctx.forward(self.op, self.set),
         }
     }
 
     fn serial(&mut self) -> anyhow::Result<()> {
-        match self.problem.op() {
-            OpKind::AllGatherGemm => {
-                self.all_gather()?;
-                self.gemm()
-            }
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                self.gemm()?;
-                self.show_partials()?;
-                self.ctx.comm().barrier()?;
-                self.reduce()
-            }
+        if self.problem.op().gathers() {
+            self.all_gather()?;
+            self.gemm()
+        } else {
+            self.gemm()?;
+            self.show_partials()?;
+            self.ctx.comm().barrier()?;
+            self.reduce()
         }
     }
 }
@@ -157,7 +157,9 @@ impl<T: Element> AnyRows for HostContenders<'_, T> {
         // The time does not depend on the values.
         let part = self.gemm.problem().with_m(self.problem.m())?;
         self.gemm_set.holds = Some(Operands { problem: part, ..operands });
-        if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (self.problem.op(), &self.set.x) {
+        if self.problem.op().gathers()
+            && let Buffer::Host(x) = &self.set.x
+        {
             self.shown.show(x.elements())?;
         }
         Ok(())

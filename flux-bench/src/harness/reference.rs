@@ -34,7 +34,7 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::epilogue::EPS;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{DType, Nodes, OpKind, Partials, Rank};
+use flux_core::{DType, Nodes, Partials, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 
@@ -230,10 +230,7 @@ fn sum<T: Element>(
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     // A library's collective sums the op's type.
     let sent_exactly = problem.partials() == Partials::F32 && !collective;
-    let sources = match problem.op() {
-        OpKind::AllGatherGemm => 1,
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.world().get(),
-    };
+    let sources = if problem.op().gathers() { 1 } else { problem.world().get() };
     let unit = problem.dtype().unit_roundoff();
     let (mut exact, mut rounded, mut absolute, mut sent, mut partials) = (0.0, 0.0, 0.0, 0.0, 0.0);
     // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
@@ -326,6 +323,7 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
 mod tests {
     use super::*;
     use crate::harness::EpilogueSpec;
+    use flux_core::OpKind;
     use flux_core::{DType, Problem, WorldSize};
     use flux_ops::GateLayout;
     use half::bf16;

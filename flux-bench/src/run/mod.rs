@@ -22,7 +22,7 @@ use crate::out;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
 use flux_ops::Activation;
 use flux_transport::{Communicator, Select, World};
@@ -143,7 +143,7 @@ fn compute<T: Element>(
         ctx.forward(&op, &mut set)?;
         ctx.sync(&op)?;
         // Every rank of a GEMM-AllReduce has all of it.
-        if problem.op() == OpKind::GemmAllReduce && ctx.rank().get() > 0 {
+        if problem.op().sums_to() == SumsTo::All && ctx.rank().get() > 0 {
             return Ok(());
         }
         output.write(&ctx, &set.y, y_window(problem, ctx.rank()))

@@ -10,7 +10,7 @@ pub(crate) use words::{Rows, Shape, Shapes};
 
 use anyhow::{Context, ensure};
 use clap::builder::ArgPredicate;
-use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, SumsTo, WorldSize};
 
 /// One op's global extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub fn layers(
                 // The AllGather and ReduceScatter that ops are compared with have equal shards.
                 let padded = m.next_multiple_of(world.index());
                 ensure!(
-                    padded == m || op == OpKind::GemmAllReduce,
+                    padded == m || op.sums_to() == SumsTo::All,
                     "{}: m = {m} is not divisible by the world size {world}: pad m to {padded}",
                     layer()
                 );

@@ -4,7 +4,7 @@
 
 use super::models::named;
 use super::{Gemm, parse_op};
-use flux_core::OpKind;
+use flux_core::{OpKind, SumsTo};
 use std::fmt;
 use std::str::FromStr;
 
@@ -84,7 +84,7 @@ impl Shape {
     /// Global `(n, k)` of an op, where the shape has that op. A row-parallel layer has both sums.
     pub(crate) fn extents(&self, op: OpKind) -> Option<(usize, usize)> {
         let has = |gemm: &&Gemm| {
-            gemm.op == op || op == OpKind::GemmAllReduce && gemm.op == OpKind::GemmReduceScatter
+            gemm.op == op || op.sums_to() == SumsTo::All && gemm.op.sums_to() == SumsTo::Rows
         };
         self.gemms.iter().find(has).map(|gemm| (gemm.n, gemm.k))
     }

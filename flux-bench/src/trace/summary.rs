@@ -4,8 +4,8 @@
 //! rank's first CTA began.
 
 use super::Traced;
+use flux_core::Problem;
 use flux_core::program::{RowSource, Sink, WorkItem};
-use flux_core::{OpKind, Problem};
 use flux_ops::{ItemStamps, TimedItem, Timeline, WorkerStamps};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -42,10 +42,7 @@ const WORKER_PHASES: [WorkerPhase; 4] = [
 
 /// A table for each rank.
 pub(crate) fn summary(problem: &Problem, ranks: &[Traced]) -> String {
-    let phases = match problem.op() {
-        OpKind::AllGatherGemm => &AG_PHASES,
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &SUM_PHASES,
-    };
+    let phases = if problem.op().gathers() { &AG_PHASES } else { &SUM_PHASES };
     let mut text = format!(
         "{problem}\nus since the rank's first CTA began: first / median / last of the wave's \
          tiles\n"

@@ -5,7 +5,7 @@
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, TileShape};
+use crate::{Problem, SumsTo, TileShape};
 use std::collections::HashSet;
 
 /// Bytes of a chunk over peer memory: about ten signal latencies of a link, so that a reader starts
@@ -56,8 +56,8 @@ impl Plan {
 /// none.
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
     let generation = target.machine.generation;
-    match (problem.op(), rows) {
-        (OpKind::AllGatherGemm, _) => true,
+    match (problem.op().sums_to(), rows) {
+        (SumsTo::Nothing, _) => true,
         (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => generation.scatters(tile),
         (_, RowMapping::PerShard { .. }) if problem.world().peers() == 0 => true,
         (_, RowMapping::PerShard { .. }) => generation.sends_partials(tile),
@@ -73,11 +73,11 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     groups.sort_unstable();
     groups.dedup();
     let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
-    if peers > 0 && problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory {
+    if peers > 0 && problem.op().sums_to() == SumsTo::All && target.links != Links::PeerMemory {
         return flattened.into_iter().collect();
     }
     let shared = flattened
-        .filter(|_| problem.op() == OpKind::GemmAllReduce)
+        .filter(|_| problem.op().sums_to() == SumsTo::All)
         .map(|_| RowMapping::FlattenedTwoExchanges);
     groups
         .into_iter()
@@ -105,13 +105,13 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
     let [kernel, copies] =
         [Mover::Kernel, Mover::CopyEngine].map(|mover| CommMode::Fused { mover });
     let flattened = plan.is_flattened();
-    match (target.links, problem.op()) {
+    match (target.links, problem.op().sums_to()) {
         // The model takes the first of equal plans: copy engines need no SM.
-        (Links::PeerMemory, OpKind::AllGatherGemm) if !flattened => vec![copies, kernel],
+        (Links::PeerMemory, SumsTo::Nothing) if !flattened => vec![copies, kernel],
         (Links::PeerMemory, _) => vec![kernel],
-        (Links::HostStaged, op) if op.reduces() && flattened => vec![kernel, copies],
+        (Links::HostStaged, _) if problem.op().reduces() && flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
-        (Links::Messages(_), OpKind::GemmAllReduce) if problem.world().peers() > 0 => {
+        (Links::Messages(_), SumsTo::All) if problem.world().peers() > 0 => {
             // Messages carry every rank's rows to all, in place of the library's sum.
             let messages = CommMode::Overlapped { peers: problem.world().peers() };
             let has_collectives = target.has_collectives(problem);
@@ -125,8 +125,8 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::Messages(_), _) => {
             // A GEMM-ReduceScatter sends chunks of all shards of a group at once.
             let peers = problem.world().peers().max(1);
-            let at_once = match (problem.op(), plan.rows) {
-                (OpKind::AllGatherGemm, _) => 1..=peers,
+            let at_once = match (problem.op().sums_to(), plan.rows) {
+                (SumsTo::Nothing, _) => 1..=peers,
                 (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
                 (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => peers..=peers,
             };
@@ -144,25 +144,25 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
     let row_block =
         gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
     let by_kernel = matches!(comm, CommMode::Fused { mover: Mover::Kernel });
-    match (target.links, problem.op()) {
+    match (target.links, problem.op().sums_to()) {
         // The kernel announces tiles of partial sums one by one.
-        (Links::PeerMemory | Links::HostStaged, op) if op.reduces() && by_kernel => {
+        (Links::PeerMemory | Links::HostStaged, _) if problem.op().reduces() && by_kernel => {
             vec![Chunk::Tiles(1)]
         }
         _ if plan.is_flattened() => vec![Chunk::Shard],
         (Links::PeerMemory, _) if is_small => vec![Chunk::Shard],
         (Links::PeerMemory, _) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
-        (Links::HostStaged, OpKind::AllGatherGemm) => {
+        (Links::HostStaged, SumsTo::Nothing) => {
             let least = STAGED_CHUNK_ROWS.div_ceil(plan.tile.m);
             [least, 2 * least]
                 .map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into())))
                 .to_vec()
         }
         (Links::HostStaged, _) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
-        (Links::Messages(channels), op) => {
+        (Links::Messages(channels), _) => {
             let of_shard =
-                if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
-            let bytes = if op == OpKind::AllGatherGemm {
+                if problem.op().gathers() { grid.row_blocks().into() } else { grid.tiles() };
+            let bytes = if problem.op().gathers() {
                 gather_place_bytes(problem)
             } else {
                 grid.tiles() * slot_bytes(problem, plan.tile)
@@ -180,7 +180,7 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
         RowMapping::PerShard { group } => group,
         RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => problem.world().get(),
     };
-    if problem.op() != OpKind::AllGatherGemm || shards == 1 || target.has_messages() {
+    if problem.op().reduces() || shards == 1 || target.has_messages() {
         return vec![1];
     }
     let sent = gather_place_bytes(problem) * u64::from(shards - 1);

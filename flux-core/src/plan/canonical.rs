@@ -5,7 +5,7 @@
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem};
+use crate::{Problem, SumsTo};
 
 impl Plan {
     /// The plan without values that have no effect for `problem` on `target`.
@@ -25,7 +25,7 @@ impl Plan {
     /// ```
     #[must_use]
     pub fn canonical(&self, problem: &Problem, target: &Target) -> Self {
-        let (gathers, peers) = (problem.op() == OpKind::AllGatherGemm, problem.world().peers());
+        let (gathers, peers) = (problem.op().gathers(), problem.world().peers());
         if peers == 0 {
             let prologue = Self {
                 rows: RowMapping::PerShard { group: 1 },
@@ -47,13 +47,13 @@ impl Plan {
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
-            _ if problem.op() == OpKind::GemmAllReduce && !target.copies_results() => {
+            _ if problem.op().sums_to() == SumsTo::All && !target.copies_results() => {
                 RowMapping::Flattened
             }
             RowMapping::PerShard { group } => {
                 RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) }
             }
-            RowMapping::FlattenedTwoExchanges if problem.op() == OpKind::GemmAllReduce => {
+            RowMapping::FlattenedTwoExchanges if problem.op().sums_to() == SumsTo::All => {
                 RowMapping::FlattenedTwoExchanges
             }
             RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => RowMapping::Flattened,
@@ -108,8 +108,8 @@ impl Plan {
     fn canonical_chunk(&self, problem: &Problem) -> Chunk {
         let shard = TileGrid::of_shard(problem, self.tile);
         let Chunk::Tiles(tiles) = self.chunk else { return Chunk::Shard };
-        let all = match (problem.op(), self.rows) {
-            (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
+        let all = match (problem.op().sums_to(), self.rows) {
+            (SumsTo::Nothing, _) => shard.row_blocks().into(),
             (_, RowMapping::PerShard { .. }) => shard.tiles(),
             (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => self.tiles(problem),
         };
@@ -123,8 +123,7 @@ impl Plan {
 
     /// The mover that the links dictate, or the plan's own.
     fn canonical_mover(&self, problem: &Problem, target: &Target) -> CommMode {
-        let (gathers, by_tile) =
-            (problem.op() == OpKind::AllGatherGemm, self.chunk != Chunk::Shard);
+        let (gathers, by_tile) = (problem.op().gathers(), self.chunk != Chunk::Shard);
         let mover = match (target.links, self.comm) {
             (Links::PeerMemory, CommMode::Fused { mover }) if gathers && !self.is_flattened() => {
                 mover

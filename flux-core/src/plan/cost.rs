@@ -10,7 +10,7 @@ use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{RowLayout, gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, Rank};
+use crate::{Problem, Rank, SumsTo};
 
 /// Margin of calls beside library messages, whose schedule on SMs is unknown. A sequential plan,
 /// which has no such uncertainty, is taken unless the gain is larger. Chosen by hand after one run
@@ -36,11 +36,11 @@ impl Plan {
     pub fn cost_ns(&self, problem: &Problem, target: &Target) -> f64 {
         let cost = PlanCost::new(self, problem, target);
         let body = cost.body();
-        let exposed = match (self.comm, problem.op()) {
+        let exposed = match (self.comm, problem.op().sums_to()) {
             (_, _) if problem.world().peers() == 0 => 0.0,
             (CommMode::Sequential, _) => cost.collective(),
-            (_, OpKind::AllGatherGemm) => cost.exposed_gather(body),
-            (_, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => cost.exposed_scatter(body),
+            (_, SumsTo::Nothing) => cost.exposed_gather(body),
+            (_, SumsTo::Rows | SumsTo::All) => cost.exposed_scatter(body),
         };
         match self.comm {
             CommMode::Overlapped { .. } => (body + exposed) * BESIDE_MESSAGES,
@@ -145,14 +145,14 @@ impl<'a> PlanCost<'a> {
 
     fn passes(&self) -> f64 {
         let world = self.problem.world().get();
-        let passes = match (self.plan.rows, self.problem.op()) {
-            (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
+        let passes = match (self.plan.rows, self.problem.op().sums_to()) {
+            (RowMapping::PerShard { group }, SumsTo::Nothing) => {
                 let prologue = self.schedule.prologue.min(world);
                 // Chunk order takes one pass a chunk.
                 let chunks = if self.schedule.chunk_ordered > 0 { self.chunks() as u32 } else { 1 };
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
-            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+            (RowMapping::PerShard { group }, SumsTo::Rows | SumsTo::All) => {
                 (world - 1).div_ceil(group) + 1
             }
             (RowMapping::Flattened | RowMapping::FlattenedTwoExchanges, _) => {
@@ -267,7 +267,7 @@ impl<'a> PlanCost<'a> {
             CommMode::Fused { mover: Mover::CopyEngine } => whole_chunks(machine.copy_ns),
             CommMode::Overlapped { .. } | CommMode::Sequential => whole_chunks(machine.message_ns),
         };
-        if self.problem.op() == OpKind::GemmAllReduce {
+        if self.problem.op().sums_to() == SumsTo::All {
             // Finished tiles travel as often as partial ones, and are then copied.
             let finished =
                 slot * self.problem.dtype().bytes() as f64 / self.problem.partial_bytes() as f64;
@@ -292,7 +292,7 @@ impl<'a> PlanCost<'a> {
             f64::from(self.problem.world().get()),
             self.schedule.group >= self.problem.world().peers(),
         );
-        if self.problem.op() == OpKind::GemmAllReduce && early {
+        if self.problem.op().sums_to() == SumsTo::All && early {
             let behind = f64::from(self.schedule.own_lag) / world;
             return (last_wave / world + behind).min(self.of_shard).min(last_wave);
         }
@@ -323,12 +323,12 @@ impl<'a> PlanCost<'a> {
 /// Bytes of one message: a chunk, or all bytes of a place.
 fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
     let grid = TileGrid::of_shard(problem, plan.tile);
-    match (plan.chunk, problem.op()) {
-        (Chunk::Tiles(tiles), OpKind::AllGatherGemm) => {
+    match (plan.chunk, problem.op().sums_to()) {
+        (Chunk::Tiles(tiles), SumsTo::Nothing) => {
             gather_place_bytes(problem) * u64::from(tiles.min(grid.row_blocks()))
                 / u64::from(grid.row_blocks())
         }
-        (Chunk::Tiles(tiles), OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+        (Chunk::Tiles(tiles), SumsTo::Rows | SumsTo::All) => {
             slot_bytes(problem, plan.tile) * u64::from(tiles).min(grid.tiles())
         }
         (Chunk::Shard, _) => place_bytes(problem),
@@ -337,10 +337,9 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
 
 /// Bytes that one rank gives another.
 fn place_bytes(problem: &Problem) -> u64 {
-    match problem.op() {
-        OpKind::AllGatherGemm => gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-            scatter_place_bytes(problem, RowLayout::Flattened)
-        }
+    if problem.op().gathers() {
+        gather_place_bytes(problem)
+    } else {
+        scatter_place_bytes(problem, RowLayout::Flattened)
     }
 }

@@ -7,7 +7,7 @@ use super::{KSplit, Links, Plan, RowMapping, Target};
 use crate::layout::RowLayout;
 use crate::program::{MAX_ITEMS, Schedule, most_partials};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, Rank};
+use crate::{Problem, Rank, SumsTo};
 
 /// Row blocks of a raster group. A wave of 132 tiles then reads 8 + 17 blocks of operands, close to
 /// the least.
@@ -41,14 +41,15 @@ impl Plan {
         if rows.is_flattened() || problem.world().peers() == 0 {
             return plain;
         }
-        match problem.op() {
-            OpKind::AllGatherGemm => Schedule {
+        if problem.op().gathers() {
+            Schedule {
                 prologue: prologue_shards(&plain, problem, workers),
                 chunk_ordered: chunk_ordered_shards(&plain, problem, target),
                 ..plain
-            },
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => match target.links {
-                Links::PeerMemory if problem.op() == OpKind::GemmAllReduce => {
+            }
+        } else {
+            match target.links {
+                Links::PeerMemory if problem.op().sums_to() == SumsTo::All => {
                     Schedule { own_lag: workers, ..plain }
                 }
                 Links::PeerMemory => {
@@ -56,7 +57,7 @@ impl Plan {
                 }
                 // Staged partial tiles arrive too late.
                 Links::HostStaged | Links::Messages(_) => plain,
-            },
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! no row's position, tile or owner.
 
 use super::{CommMode, KSplit, Plan, RowMapping, Target};
-use crate::{OpKind, Problem};
+use crate::Problem;
 use std::fmt;
 
 /// The order in which an element's products and the ranks' partial sums are added.
@@ -57,7 +57,7 @@ impl Plan {
     }
 
     fn own_sum_order(&self, problem: &Problem) -> SumOrder {
-        let adds_ranks = problem.op() != OpKind::AllGatherGemm && problem.world().peers() > 0;
+        let adds_ranks = problem.op().reduces() && problem.world().peers() > 0;
         match (self.k, self.comm, self.rows) {
             (KSplit::SplitK(_) | KSplit::StreamK, ..) => SumOrder::PartsOfK,
             _ if !adds_ranks => SumOrder::Fixed,

@@ -3,7 +3,7 @@
 use super::CommMode;
 use crate::machine::Machine;
 use crate::program::Channels;
-use crate::{Nodes, OpKind, Partials, Problem};
+use crate::{Nodes, Partials, Problem, SumsTo};
 
 /// A machine, and how its ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Target {
     /// shards, or all rows of an AllReduce, and adds sums of the op's type.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
         let equal =
-            problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
+            problem.op().sums_to() == SumsTo::All || problem.full_shards() == problem.world().get();
         matches!(self.links, Links::Messages(_))
             && !self.nodes.are_mixed()
             && equal
@@ -55,7 +55,7 @@ impl Target {
     /// GEMM-AllReduce go from every rank to all, which a plan must ask for.
     pub(super) fn prefers_collectives(&self, problem: &Problem, comm: CommMode) -> bool {
         let messages = matches!(comm, CommMode::Overlapped { .. });
-        problem.op() == OpKind::GemmAllReduce && !messages && self.has_collectives(problem)
+        problem.op().sums_to() == SumsTo::All && !messages && self.has_collectives(problem)
     }
 
     /// Whether messages carry data between ranks.
@@ -70,11 +70,10 @@ impl Target {
 
     /// Most shards of a group.
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
-        match problem.op() {
-            OpKind::AllGatherGemm => problem.world().get(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                crate::program::widest_group(self.nodes)
-            }
+        if problem.op().gathers() {
+            problem.world().get()
+        } else {
+            crate::program::widest_group(self.nodes)
         }
     }
 }

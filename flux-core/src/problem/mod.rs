@@ -10,7 +10,7 @@ mod op_kind;
 mod split;
 
 pub use error::ProblemError;
-pub use op_kind::OpKind;
+pub use op_kind::{OpKind, SumsTo};
 
 use crate::{DType, Partials, Rank, WorldSize};
 use std::fmt;
@@ -107,10 +107,7 @@ impl Problem {
         };
         let (m, n, k) = (extent("m", m)?, extent("n", n)?, extent("k", k)?);
         let w = world.get();
-        let (n_parts, k_parts) = match op {
-            OpKind::AllGatherGemm => (w, 1),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (1, w),
-        };
+        let (n_parts, k_parts) = if op.gathers() { (w, 1) } else { (1, w) };
         for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
             check_multiple(name, value, ROW_MULTIPLE, parts)?;
         }
@@ -184,7 +181,7 @@ impl Problem {
         if columns.is_empty() || columns.len() > MAX_WEIGHTS {
             return Err(ProblemError::Weights { count: columns.len() });
         }
-        if columns.len() > 1 && op != OpKind::AllGatherGemm {
+        if columns.len() > 1 && op.reduces() {
             return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
         }
         let ranks = if op.reduces() { 1 } else { world.get() };
@@ -283,13 +280,10 @@ impl Problem {
     }
     /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k_r]` for the others.
     pub fn x_shape(&self, rank: Rank) -> Shape {
-        match self.op {
-            OpKind::AllGatherGemm => {
-                Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k }
-            }
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                Shape { rows: self.m, cols: self.k_local(rank) }
-            }
+        if self.op.gathers() {
+            Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k }
+        } else {
+            Shape { rows: self.m, cols: self.k_local(rank) }
         }
     }
     /// Shape of `rank`'s `w`: `[n_r, k]` for AllGather-GEMM, `[n, k_r]` for the others.
@@ -299,13 +293,9 @@ impl Problem {
     /// Shape of `rank`'s `y`: `[m, n_r]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter,
     /// `[m, n]` for GEMM-AllReduce.
     pub fn y_shape(&self, rank: Rank) -> Shape {
-        match self.op {
-            OpKind::AllGatherGemm | OpKind::GemmAllReduce => {
-                Shape { rows: self.m, cols: self.n_local(rank) }
-            }
-            OpKind::GemmReduceScatter => {
-                Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n }
-            }
+        match self.op.sums_to() {
+            SumsTo::Nothing | SumsTo::All => Shape { rows: self.m, cols: self.n_local(rank) },
+            SumsTo::Rows => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n },
         }
     }
     /// Floating-point operations of the rank with the most; a multiply and an add count as two.

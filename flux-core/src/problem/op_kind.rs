@@ -15,6 +15,17 @@ pub enum OpKind {
     GemmAllReduce,
 }
 
+/// What of a sum over the ranks a rank has in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumsTo {
+    /// The op sums nothing over the ranks.
+    Nothing,
+    /// The rows of its shard.
+    Rows,
+    /// All rows, with the same bits as on every other rank.
+    All,
+}
+
 impl OpKind {
     /// Every op.
     pub const ALL: [Self; 3] = [Self::AllGatherGemm, Self::GemmReduceScatter, Self::GemmAllReduce];
@@ -28,9 +39,23 @@ impl OpKind {
         }
     }
 
-    /// Whether a result is a sum over the ranks, each with a part of `k`.
+    /// Whether the GEMM reads the rows of all ranks, each with a shard of `x` and columns of `n`.
+    pub const fn gathers(self) -> bool {
+        matches!(self, Self::AllGatherGemm)
+    }
+
+    /// What of the sum over the ranks, each with a part of `k`, a rank has in the end.
+    pub const fn sums_to(self) -> SumsTo {
+        match self {
+            Self::AllGatherGemm => SumsTo::Nothing,
+            Self::GemmReduceScatter => SumsTo::Rows,
+            Self::GemmAllReduce => SumsTo::All,
+        }
+    }
+
+    /// Whether a result is a sum over the ranks.
     pub const fn reduces(self) -> bool {
-        !matches!(self, Self::AllGatherGemm)
+        !matches!(self.sums_to(), SumsTo::Nothing)
     }
 }
 

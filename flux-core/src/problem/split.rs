@@ -1,6 +1,6 @@
 //! Which rows, columns and inner elements each rank has.
 
-use super::{GATED_MULTIPLE, MAX_WEIGHTS, OpKind, Problem, ROW_MULTIPLE};
+use super::{GATED_MULTIPLE, MAX_WEIGHTS, Problem, ROW_MULTIPLE, SumsTo};
 use crate::Rank;
 use std::ops::Range;
 
@@ -47,16 +47,16 @@ impl Problem {
     }
     /// Most rows of a rank's `y`: those of the largest shard for GEMM-ReduceScatter, else all.
     pub const fn most_y_rows(&self) -> u32 {
-        match self.op {
-            OpKind::GemmReduceScatter => self.m_shard(),
-            OpKind::AllGatherGemm | OpKind::GemmAllReduce => self.m,
+        match self.op.sums_to() {
+            SumsTo::Rows => self.m_shard(),
+            SumsTo::Nothing | SumsTo::All => self.m,
         }
     }
     /// The rows of all `m` that `rank`'s `y` has: its shard for GEMM-ReduceScatter, else all.
     pub const fn y_rows(&self, rank: Rank) -> Range<u32> {
-        match self.op {
-            OpKind::GemmReduceScatter => self.shard_rows(rank),
-            OpKind::AllGatherGemm | OpKind::GemmAllReduce => 0..self.m,
+        match self.op.sums_to() {
+            SumsTo::Rows => self.shard_rows(rank),
+            SumsTo::Nothing | SumsTo::All => 0..self.m,
         }
     }
     /// The columns of all `n` that `rank` computes, in multiples of 8: its part for
@@ -79,18 +79,16 @@ impl Problem {
     /// # Panics
     /// If `weight` is [`MAX_WEIGHTS`] or more.
     pub const fn weight_columns(&self, weight: usize, rank: Rank) -> Range<u32> {
-        match self.op {
-            OpKind::AllGatherGemm => self.part_of(self.weights[weight], rank),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0..self.weights[weight],
+        if self.op.gathers() {
+            self.part_of(self.weights[weight], rank)
+        } else {
+            0..self.weights[weight]
         }
     }
     /// The elements of all `k` that `rank` multiplies, in multiples of 8: all for AllGather-GEMM,
     /// else its part. The first ranks have 8 more where `k` does not divide.
     pub const fn inner(&self, rank: Rank) -> Range<u32> {
-        match self.op {
-            OpKind::AllGatherGemm => 0..self.k,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.part_of(self.k, rank),
-        }
+        if self.op.gathers() { 0..self.k } else { self.part_of(self.k, rank) }
     }
     /// Number of output columns of `rank`, of all weights.
     pub const fn n_local(&self, rank: Rank) -> u32 {
@@ -147,6 +145,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OpKind;
     use crate::{DType, WorldSize};
     use proptest::prelude::*;
 

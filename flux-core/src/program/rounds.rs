@@ -8,7 +8,7 @@
 
 use super::{Places, Sink, TileProgram};
 use crate::layout::{gather_place_bytes, slot_bytes};
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 use std::collections::BTreeMap;
 
 /// One exchange of a rank: a chunk sent to one peer, and the same chunk received from another.
@@ -43,12 +43,10 @@ pub struct End {
 impl TileProgram {
     /// Bytes of a place: what one rank gives another in a call.
     pub const fn place_bytes(&self) -> u64 {
-        match self.problem.op() {
-            OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => {
-                self.scatter_place_bytes()
-            }
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+        match self.problem.op().sums_to() {
+            SumsTo::Nothing => gather_place_bytes(&self.problem),
+            SumsTo::Rows | SumsTo::All if self.rows.is_flattened() => self.scatter_place_bytes(),
+            SumsTo::Rows | SumsTo::All => {
                 self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile)
             }
         }
@@ -74,13 +72,11 @@ impl TileProgram {
         if self.nodes.others() == 0 {
             return Some(Vec::new());
         }
-        match self.problem.op() {
-            OpKind::AllGatherGemm => self.gather_rounds(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => {
-                self.scattered_row_rounds()
-            }
-            OpKind::GemmReduceScatter => self.partial_tile_rounds(),
-            OpKind::GemmAllReduce => None,
+        match self.problem.op().sums_to() {
+            SumsTo::Nothing => self.gather_rounds(),
+            SumsTo::Rows | SumsTo::All if self.rows.is_flattened() => self.scattered_row_rounds(),
+            SumsTo::Rows => self.partial_tile_rounds(),
+            SumsTo::All => None,
         }
     }
 

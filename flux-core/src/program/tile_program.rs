@@ -8,7 +8,7 @@ use super::{Await, Forward, NONE, Sink, Transfer, WorkItem};
 use crate::layout::{self, RowLayout, WorkspaceSize};
 use crate::problem::MAX_WEIGHTS;
 use crate::tile::ColumnBlocks;
-use crate::{Nodes, OpKind, Problem, Rank, TileShape};
+use crate::{Nodes, Problem, Rank, SumsTo, TileShape};
 
 /// The work of one rank in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl TileProgram {
     /// GEMM-AllReduce in one exchange, and a chunk of all tiles is for all ranks. For finished rows
     /// of a GEMM-AllReduce, a [`Sink::Reduce`] or [`Sink::ReduceRows`], all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
-        let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
+        let all_reduces = self.problem.op().sums_to() == SumsTo::All;
         let to_all = item.counter != NONE || all_reduces && !self.rows.has_two_exchanges();
         let is_shared = all_reduces && matches!(item.sink, Sink::Reduce | Sink::ReduceRows);
         let but = if is_shared { self.rank.get() } else { NONE };

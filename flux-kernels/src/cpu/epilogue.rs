@@ -10,7 +10,7 @@ use crate::epilogue::Activation;
 use crate::weights::{GATES, GateLayout, WeightLayout};
 use flux_core::problem::{GATED_MULTIPLE, Shape};
 use flux_core::program::TileProgram;
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::{Problem, Rank};
 
 /// Rows that are added to those of `y`.
 #[derive(Clone, Copy, Debug)]
@@ -57,15 +57,14 @@ impl<T: Element> Epilogue<'_, T> {
         let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
         let n = problem.n_local(rank);
         let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(GATED_MULTIPLE));
-        if self.gates.is_some()
-            && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits)
+        if self.gates.is_some() && (problem.op().reduces() || weights != WeightLayout::Nk || splits)
         {
             return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
         }
         if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
-        if self.residual.is_some() && problem.op() == OpKind::AllGatherGemm {
+        if self.residual.is_some() && problem.op().gathers() {
             return Err(ExecuteError::Residual { op: problem.op() });
         }
         if let Some(Residual::Rows(rows)) = self.residual {

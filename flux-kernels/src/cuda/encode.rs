@@ -14,7 +14,7 @@ use flux_core::problem::{GATED_MULTIPLE, MAX_WEIGHTS};
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::Generation;
-use flux_core::{OpKind, Rank, WorldSize};
+use flux_core::{Rank, SumsTo, WorldSize};
 
 /// The operands' tensor maps.
 struct Maps {
@@ -67,7 +67,7 @@ fn encode_maps(
     };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
-    let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
+    let gathers = problem.op().gathers() && world.peers() > 0;
     let a_gather = if gathers {
         let places = if p.rows.is_flattened() { 1 } else { world.peers() };
         let outer =
@@ -139,7 +139,7 @@ impl Extents {
         };
         let (all, own) = ((global, shards), (problem.shard_rows(p.rank).len() as u32, 1));
         let (x, y) = if problem.op().reduces() { (all, own) } else { (own, all) };
-        let own_first = if problem.op() == OpKind::GemmAllReduce {
+        let own_first = if problem.op().sums_to() == SumsTo::All {
             u64::from(problem.shard_rows(p.rank).start)
         } else {
             0
@@ -280,7 +280,7 @@ pub(super) fn encode_params(
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, of_op } = maps;
-    let to_all = problem.op() == OpKind::GemmAllReduce
+    let to_all = problem.op().sums_to() == SumsTo::All
         && p.rows.is_flattened()
         && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
@@ -327,10 +327,7 @@ pub(super) fn encode_params(
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
-        gap_ns: match problem.op() {
-            OpKind::AllGatherGemm => args.pace.push_gap_ns,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => args.pace.send_gap_ns,
-        },
+        gap_ns: if problem.op().gathers() { args.pace.push_gap_ns } else { args.pace.send_gap_ns },
         // The kernel compares counts of stores with a sign.
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: if scatter_mask != 0 { problem.m() } else { problem.m_shard() },
@@ -384,7 +381,7 @@ fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIG
 /// The residual with its rows numbered as items number those of `y`: in two exchanges of a
 /// GEMM-AllReduce what a rank finishes counts the rows of its own shard.
 fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
-    if p.problem.op() != OpKind::GemmAllReduce
+    if p.problem.op().sums_to() != SumsTo::All
         || p.rows.is_flattened() && !p.rows.has_two_exchanges()
     {
         return residual;

@@ -7,7 +7,7 @@
 
 use super::Fill;
 use crate::Element;
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::{Problem, Rank};
 
 pub use crate::abi::RAW_END;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
@@ -74,9 +74,10 @@ pub const fn seed(base: u64, stream: u32, call: u64) -> u64 {
 /// What of the global `[m, k]` matrix is `rank`'s `x`.
 pub fn x_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.x_shape(rank);
-    let (row0, col0) = match problem.op() {
-        OpKind::AllGatherGemm => (problem.shard_rows(rank).start, 0),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, problem.inner(rank).start),
+    let (row0, col0) = if problem.op().gathers() {
+        (problem.shard_rows(rank).start, 0)
+    } else {
+        (0, problem.inner(rank).start)
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
@@ -95,9 +96,10 @@ pub fn w_window(problem: &Problem, rank: Rank) -> Window {
 /// What of the global `[m, n]` matrix is `rank`'s `y`.
 pub fn y_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.y_shape(rank);
-    let (row0, col0) = match problem.op() {
-        OpKind::AllGatherGemm => (0, problem.columns(rank).start),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (problem.y_rows(rank).start, 0),
+    let (row0, col0) = if problem.op().gathers() {
+        (0, problem.columns(rank).start)
+    } else {
+        (problem.y_rows(rank).start, 0)
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
@@ -110,6 +112,7 @@ pub const fn elements(window: Window) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::OpKind;
     use flux_core::{DType, WorldSize};
     use half::bf16;
 

@@ -17,7 +17,7 @@ use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
 use flux_core::problem::Shape;
-use flux_core::{DType, OpKind, Partials, Problem, Rank};
+use flux_core::{DType, Partials, Problem, Rank, SumsTo};
 use flux_cuda::current::{ContextMemory, download, fill_bytes_async, upload};
 use flux_cuda::{Function, Launch, Module};
 
@@ -236,15 +236,14 @@ impl Harness {
         let Shape { rows, cols } = GateLayout::result_shape(expected.gates, problem.y_shape(rank));
         let (gate_step, up_offset) =
             expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
-        let (row0, col0, segment, own, per_node) = match problem.op() {
-            OpKind::AllGatherGemm => (0, problem.columns(rank).start, problem.k(), 0, 1),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                // no source's partial sums stay as they are where tiles span shards
-                let own = if expected.flattened { problem.world().get() } else { rank.get() };
-                (problem.y_rows(rank).start, 0, problem.k_shard(), own, expected.per_node)
-            }
+        let (row0, col0, segment, own, per_node) = if problem.op().gathers() {
+            (0, problem.columns(rank).start, problem.k(), 0, 1)
+        } else {
+            // no source's partial sums stay as they are where tiles span shards
+            let own = if expected.flattened { problem.world().get() } else { rank.get() };
+            (problem.y_rows(rank).start, 0, problem.k_shard(), own, expected.per_node)
         };
-        let owned = problem.op() == OpKind::GemmAllReduce && !expected.flattened;
+        let owned = problem.op().sums_to() == SumsTo::All && !expected.flattened;
         let params = VerifyParams {
             y: y.0,
             row_stride: y.1,

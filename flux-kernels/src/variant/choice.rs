@@ -6,7 +6,7 @@ use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, TileShape};
+use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,7 +84,7 @@ impl Variant {
     /// others record time stamps.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let marked = |variant: Self| {
-            let several_weights = variant.op == OpKind::AllGatherGemm && !variant.gated;
+            let several_weights = variant.op.gathers() && !variant.gated;
             Self { several_weights, traced: !variant.is_large(), ..variant }
         };
         let of_op = |op| {
@@ -139,7 +139,7 @@ impl Variant {
             program.tile,
             sent_partials(program),
         );
-        let reduce_scatter = self.op == OpKind::GemmReduceScatter;
+        let reduce_scatter = self.op.sums_to() == SumsTo::Rows;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.rows.is_flattened();
         let sends_partials =
@@ -158,7 +158,7 @@ impl Variant {
 
     /// The same kernel with partial sums in fp32, where there are any.
     fn in_f32(self) -> Option<Self> {
-        (self.op == OpKind::GemmReduceScatter).then(|| self.with_partials(Partials::F32))
+        (self.op.sums_to() == SumsTo::Rows).then(|| self.with_partials(Partials::F32))
     }
 
     /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
@@ -184,9 +184,7 @@ impl Variant {
     /// that models use there, with them.
     fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation, bool)> + Clone {
         let of_op = Activation::of(op).iter().map(|&activation| (activation, false));
-        let gated = [Activation::Silu, Activation::Gelu]
-            .into_iter()
-            .filter(move |_| op == OpKind::AllGatherGemm);
+        let gated = [Activation::Silu, Activation::Gelu].into_iter().filter(move |_| op.gathers());
         let all = of_op.chain(gated.map(|activation| (activation, true)));
         [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| {
             all.clone().map(move |(activation, gated)| (dtype, activation, gated))
@@ -236,10 +234,10 @@ impl Variant {
 
     /// Whether there is a Hopper kernel of this form.
     fn is_staged(op: OpKind, tile: TileShape, staging: Staging) -> bool {
-        match op {
+        match op.sums_to() {
             // Nothing is scattered, so one buffer does.
-            OpKind::AllGatherGemm => staging == Staging::Shared || tile.stagings().count() == 1,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+            SumsTo::Nothing => staging == Staging::Shared || tile.stagings().count() == 1,
+            SumsTo::Rows | SumsTo::All => {
                 staging == Staging::PerConsumer || tile.sends_partials_from(staging)
             }
         }

@@ -4,13 +4,13 @@ use super::{Form, Variant};
 use crate::sources::Source;
 use crate::weights::WeightLayout;
 use flux_core::tile::Staging;
-use flux_core::{DType, OpKind, Partials, TileShape};
+use flux_core::{DType, Partials, SumsTo, TileShape};
 
 impl Variant {
     /// The translation unit that instantiates the kernel.
     pub fn source(&self) -> Source {
         let name = self.entry();
-        let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
+        let (bf16, rs) = (self.dtype == DType::Bf16, self.op.sums_to() == SumsTo::Rows);
         let (stages, traced, shared, threads) =
             (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
         let (f32, gated, kn, several) = (

@@ -13,7 +13,6 @@ use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
-use flux_core::OpKind;
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
@@ -111,8 +110,7 @@ impl CudaExecutor {
             .rms_norm
             .map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps)))
             .transpose()?;
-        let gathers =
-            largest.iter().any(|(recipe, _)| recipe.problem.op() == OpKind::AllGatherGemm);
+        let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op().gathers());
         let gathered = gathers.then(|| gathered_rows_kernel(target.arch)).transpose()?;
         programs.open(
             comm,

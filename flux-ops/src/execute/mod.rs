@@ -21,9 +21,9 @@ use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
+use flux_core::Problem;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, TileProgram};
-use flux_core::{OpKind, Problem};
 use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
@@ -117,11 +117,10 @@ pub(crate) fn rounds_of<'p, T: Element>(
     rounds: &'p [Round],
     peers: u32,
 ) -> MessageRounds<'p> {
-    let source = match program.problem.op() {
-        OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-            Source::Stored { of_all: program.rows.is_flattened() }
-        }
+    let source = if program.problem.op().gathers() {
+        Source::Rows(push_of::<T>(x, program))
+    } else {
+        Source::Stored { of_all: program.rows.is_flattened() }
     };
     MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }
@@ -221,6 +220,7 @@ mod tests {
     use super::*;
     use crate::planning::Choice;
     use crate::tensor::{TensorMut, TensorRef};
+    use flux_core::OpKind;
     use flux_core::plan::{Plan, PlanOrigin};
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};

@@ -13,7 +13,7 @@ use flux_core::plan::{CommMode, Mover as PlanMover, Plan, ProgramBound};
 use flux_core::program::route::Route;
 use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
 use flux_core::tile::Generation;
-use flux_core::{OpKind, Problem};
+use flux_core::{Problem, SumsTo};
 use flux_kernels::cuda::Pace;
 use flux_transport::{Communicator, Device, Mover, PeerStores};
 use std::fmt;
@@ -113,10 +113,10 @@ impl ExecutionPlan {
 
     /// Gaps between what a worker stores to peers, in nanoseconds.
     fn gap_ns(&self) -> u32 {
-        match (self.problem.op(), &self.traffic) {
-            (_, Traffic::Collective(_)) | (OpKind::AllGatherGemm, Traffic::Messages { .. }) => 0,
-            (OpKind::AllGatherGemm, _) => self.pace.push_gap_ns,
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => self.pace.send_gap_ns,
+        match (self.problem.op().sums_to(), &self.traffic) {
+            (_, Traffic::Collective(_)) | (SumsTo::Nothing, Traffic::Messages { .. }) => 0,
+            (SumsTo::Nothing, _) => self.pace.push_gap_ns,
+            (SumsTo::Rows | SumsTo::All, _) => self.pace.send_gap_ns,
         }
     }
 }
@@ -148,7 +148,7 @@ fn traffic(
         let peers = if let CommMode::Overlapped { peers } = plan.comm { peers } else { u32::MAX };
         // Rows that are passed on to intra-node peers go in the order in which they come, as does
         // what the kernel stores.
-        let in_batches = problem.op() == OpKind::AllGatherGemm && !program.nodes.are_mixed();
+        let in_batches = problem.op().gathers() && !program.nodes.are_mixed();
         let rounds = if in_batches { in_batches_of(&rounds, peers) } else { rounds };
         return Ok((Traffic::Messages { rounds, peers }, program));
     }

@@ -9,7 +9,7 @@ use crate::error::BuildError;
 use crate::planning::{self, Choice, Constraints};
 use flux_core::plan::{Chunk, CommMode, Plan, ProgramBound, RowMapping, Target};
 use flux_core::program::TileProgram;
-use flux_core::{OpKind, Problem};
+use flux_core::{Problem, SumsTo};
 use flux_transport::{Communicator, TransportKind};
 
 /// All that a program follows from, on a rank of a communicator.
@@ -44,7 +44,7 @@ impl Recipe {
             (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
         let plan = Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
         let splits_rows =
-            self.problem.world().peers() > 0 && self.problem.op() != OpKind::GemmAllReduce;
+            self.problem.world().peers() > 0 && self.problem.op().sums_to() != SumsTo::All;
         let is_another = self.plan.comm == CommMode::Sequential && splits_rows;
         is_another.then_some(Self { plan, ..*self })
     }

@@ -7,7 +7,7 @@
 use crate::error::BuildError;
 use flux_core::layout::{SPLIT_K_ALIGN, WorkspaceSize};
 use flux_core::program::{Schedule, TileProgram};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, SumsTo, WorldSize};
 use flux_kernels::cuda::{Matrix, Residual};
 use flux_transport::{CollectiveKind, Epoch, LibraryCollective, WorkspaceView};
 use std::fmt;
@@ -35,10 +35,10 @@ impl Sequential {
         rank: Rank,
         schedule: &Schedule,
     ) -> Result<(Self, TileProgram), BuildError> {
-        let (kind, cols) = match problem.op() {
-            OpKind::AllGatherGemm => (CollectiveKind::AllGather, problem.k()),
-            OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, problem.n()),
-            OpKind::GemmAllReduce => (CollectiveKind::AllReduce, problem.n()),
+        let (kind, cols) = match problem.op().sums_to() {
+            SumsTo::Nothing => (CollectiveKind::AllGather, problem.k()),
+            SumsTo::Rows => (CollectiveKind::ReduceScatter, problem.n()),
+            SumsTo::All => (CollectiveKind::AllReduce, problem.n()),
         };
         let mut program = gemm(problem, rank, schedule)?;
         // Ranks with fewer columns or a shorter inner product may have other split-K slots, but all

@@ -14,7 +14,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
 use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
-use flux_core::{OpKind, Problem};
+use flux_core::{Problem, SumsTo};
 use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
@@ -107,10 +107,8 @@ pub(crate) fn own_choice(
     let chosen =
         choose(problem, &target, &key(comm, problem, constraints.batch_invariant), &tables);
     let nodes = target.nodes;
-    let none = || match problem.op() {
-        OpKind::GemmAllReduce if nodes.are_mixed() => {
-            ScheduleError::AllReduceNodes { nodes }.into()
-        }
+    let none = || match problem.op().sums_to() {
+        SumsTo::All if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
         _ if constraints.batch_invariant => {
             BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() }
         }

@@ -14,9 +14,9 @@ use crate::harness::gpu::cublas::Gemm;
 use crate::harness::gpu::{Gpu, choice, kernels};
 use crate::harness::{FIRST, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window};
 use anyhow::Context;
+use flux_core::Nodes;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
-use flux_core::{Nodes, OpKind};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Variant;
 use flux_kernels::cuda::{Kernel, loaded};
@@ -72,14 +72,13 @@ impl<'a> KernelContenders<'a> {
         let (core, first) = (case.core()?, case.program(FIRST)?);
         let [own, elsewhere, of_core] = [region(&first)?, region(&first)?, region(&core)?];
         let data = mock_peers::data_of_first(&first, own.address(), elsewhere.address());
-        let peers = match problem.op() {
-            OpKind::AllGatherGemm => Vec::new(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                let data =
-                    mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
-                let harness = |rank| Replay::new(gpu, &kernel, case.program(rank)?, data.clone());
-                problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?
-            }
+        let peers = if problem.op().gathers() {
+            Vec::new()
+        } else {
+            let data =
+                mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
+            let harness = |rank| Replay::new(gpu, &kernel, case.program(rank)?, data.clone());
+            problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?
         };
         let core = Replay::new(gpu, &kernel, core, vec![of_core.address()])?;
         let order = Replay::new(gpu, &kernel, case.order()?, data.clone())?;
@@ -263,7 +262,7 @@ impl<'a> KernelContenders<'a> {
     /// programs. Uses the first set.
     fn arrive(&mut self, epoch: Epoch, operands: &Operands) -> anyhow::Result<()> {
         let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
-        if problem.op() == OpKind::AllGatherGemm {
+        if problem.op().gathers() {
             let half = epoch.half() * program.workspace().half_stride() as usize;
             return gpu.fill_at(
                 &self.own,

@@ -7,7 +7,7 @@ use crate::harness::FIRST;
 use crate::harness::data::Window;
 use flux_core::layout::{gather_place_bytes, pad_bytes, signal_offset};
 use flux_core::program::{NONE, TileProgram};
-use flux_core::{OpKind, WorldSize};
+use flux_core::{SumsTo, WorldSize};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -56,14 +56,14 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
 /// Every rank's data region as rank 0 sees it: `own`, and parts of `elsewhere` for the peers.
 /// Peers' slots do not overlap, so as many bytes are written as in a real world.
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
-    let place = match program.problem.op() {
-        OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce
+    let place = match program.problem.op().sums_to() {
+        SumsTo::Nothing => gather_place_bytes(&program.problem),
+        SumsTo::Rows | SumsTo::All
             if program.rows.is_flattened() && !program.rows.has_two_exchanges() =>
         {
             program.scatter_place_bytes()
         }
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0,
+        SumsTo::Rows | SumsTo::All => 0,
     };
     let peers =
         (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);

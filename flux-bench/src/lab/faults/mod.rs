@@ -168,10 +168,7 @@ fn shape(op: OpKind, ranks: u32, on_gpus: bool) -> (usize, usize, usize) {
     let both = (ranks * (ranks - 1)) as usize;
     let (m, split, whole) =
         if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };
-    match op {
-        OpKind::AllGatherGemm => (m, split, whole),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (m, whole, split),
-    }
+    if op.gathers() { (m, split, whole) } else { (m, whole, split) }
 }
 
 #[cfg(test)]

@@ -50,9 +50,8 @@ pub(crate) fn matrix(
     let plain = (EpilogueSpec::default(), Partials::OpDType);
     for &op in ops {
         // Which of n and k is split over the ranks.
-        let extents = |split: usize, whole: usize| match op {
-            OpKind::AllGatherGemm => (split * ranks, whole),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split * ranks),
+        let extents = |split: usize, whole: usize| {
+            if op.gathers() { (split * ranks, whole) } else { (whole, split * ranks) }
         };
         for (name, rows, split, whole) in SMALL {
             for dtype in [DType::Bf16, DType::F16] {
@@ -100,7 +99,7 @@ pub(crate) fn matrix(
             push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain)?;
         }
     }
-    if ops.contains(&OpKind::AllGatherGemm) {
+    if ops.iter().any(|op| op.gathers()) {
         // Weights that share the gathered rows: partial tiles, and one of less than a tile.
         let columns = [296, 8, 200].map(|columns| columns * world.get());
         let problem =

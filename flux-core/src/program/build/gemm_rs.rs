@@ -25,7 +25,7 @@ use crate::program::places::{Places, runs};
 use crate::program::schedule::groups_of;
 use crate::program::{Await, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
-use crate::{Nodes, OpKind, Problem, Rank};
+use crate::{Nodes, Problem, Rank, SumsTo};
 use std::ops::Range;
 
 /// The owner for whom a rank works at a step, counted from 1 to the world size.
@@ -164,7 +164,7 @@ pub(super) fn build(
     let in_mainloop =
         in_mainloop(problem, schedule, KExtent::least(problem, schedule), (nodes, world.peers()));
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
-    let all_reduces = problem.op() == OpKind::GemmAllReduce && world.peers() > 0;
+    let all_reduces = problem.op().sums_to() == SumsTo::All && world.peers() > 0;
     // Signals of finished tiles, by owner, follow those of chunks.
     let results = world.peers() * chunks;
     let signals = if all_reduces { results + world.get() * tiles } else { results };

@@ -18,7 +18,7 @@ pub(crate) use sums::MOST_REDUCTIONS;
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
 use crate::layout::RowLayout;
 use crate::tile::TileGrid;
-use crate::{Nodes, OpKind, Problem, Rank};
+use crate::{Nodes, Problem, Rank, SumsTo};
 use shard_cut::ShardCut;
 
 impl TileProgram {
@@ -88,7 +88,7 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let all_reduces = problem.op() == OpKind::GemmAllReduce;
+        let all_reduces = problem.op().sums_to() == SumsTo::All;
         let rows = match schedule.rows {
             _ if world.peers() == 0 => RowLayout::PerShard,
             RowLayout::FlattenedTwoExchanges if !all_reduces => RowLayout::Flattened,
@@ -102,15 +102,11 @@ impl TileProgram {
         }
         let schedule = &Schedule { rows, ..*schedule };
         limits(problem, schedule)?;
-        Ok(match (problem.op(), rows.is_flattened()) {
-            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
-            (OpKind::AllGatherGemm, true) => {
-                ag_gemm_flattened::build(problem, rank, schedule, nodes)
-            }
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => {
-                gemm_rs::build(problem, rank, schedule, nodes)
-            }
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => {
+        Ok(match (problem.op().sums_to(), rows.is_flattened()) {
+            (SumsTo::Nothing, false) => ag_gemm::build(problem, rank, schedule, nodes),
+            (SumsTo::Nothing, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
+            (SumsTo::Rows | SumsTo::All, false) => gemm_rs::build(problem, rank, schedule, nodes),
+            (SumsTo::Rows | SumsTo::All, true) => {
                 sum_flattened::build(problem, rank, schedule, nodes)
             }
         })
@@ -129,18 +125,18 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
         u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles()
     };
     let whole = || sum_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
-    let (reductions, signals) = match problem.op() {
-        OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => {
+    let (reductions, signals) = match problem.op().sums_to() {
+        SumsTo::Nothing => (0, ShardCut::new(problem, schedule).signals(world.get())),
+        SumsTo::Rows | SumsTo::All if flattened => {
             let (reductions, copies) =
                 sum_flattened::reductions_and_copies(problem, schedule, of_all);
             let of_tiles = u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles });
             // Sums of every rank are announced and copied.
             (reductions + copies, of_tiles.saturating_add(copies))
         }
-        OpKind::GemmReduceScatter => (0, tiles),
+        SumsTo::Rows => (0, tiles),
         // Every tile of a peer is copied, and announced once more.
-        OpKind::GemmAllReduce => (tiles, 2 * tiles),
+        SumsTo::All => (tiles, 2 * tiles),
     };
     let of_tiles = tiles.saturating_mul(u64::from(schedule.split_k.min(k_steps)));
     let items = of_tiles.saturating_add(reductions + 2 * u64::from(schedule.stream_k_workers - 1));
@@ -151,7 +147,7 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
         return Err(ScheduleError::TooManySignals { tile, signals });
     }
     // Other await lists have few entries for each signal, part and partial tile.
-    if flattened && problem.op() == OpKind::AllGatherGemm {
+    if flattened && problem.op().gathers() {
         let awaits =
             ag_gemm_flattened::awaits(problem, schedule, &ShardCut::new(problem, schedule));
         if awaits > MAX_ITEMS {

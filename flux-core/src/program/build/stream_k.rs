@@ -14,7 +14,7 @@
 use super::k_extent::KExtent;
 use crate::program::Schedule;
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, Rank};
+use crate::{Problem, Rank, SumsTo};
 use std::ops::Range;
 
 /// Most workers of a group.
@@ -60,9 +60,9 @@ impl Schedule {
     /// Tiles of `rank`.
     pub(super) fn tiles(&self, problem: &Problem, rank: Rank) -> u64 {
         let peers = problem.world().peers();
-        match (self.rows.is_flattened() && peers > 0, problem.op()) {
+        match (self.rows.is_flattened() && peers > 0, problem.op().sums_to()) {
             (true, _) => TileGrid::of_all_rows(problem, rank, self.tile).tiles(),
-            (false, OpKind::AllGatherGemm) => TileGrid::gathered_tiles(problem, rank, self.tile),
+            (false, SumsTo::Nothing) => TileGrid::gathered_tiles(problem, rank, self.tile),
             (false, _) => u64::from(peers + 1) * TileGrid::of_shard(problem, self.tile).tiles(),
         }
     }
@@ -76,8 +76,7 @@ impl Schedule {
         if KExtent::new(problem, Rank::new(0), self).steps() != k_extent.steps() {
             return None;
         }
-        let (gathers, flattened) =
-            (problem.op() == OpKind::AllGatherGemm, self.rows.is_flattened() && peers > 0);
+        let (gathers, flattened) = (problem.op().gathers(), self.rows.is_flattened() && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
         let tiles = self.tiles(problem, rank);
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.

@@ -4,7 +4,7 @@
 use super::Violation;
 use crate::program::TileProgram;
 use crate::tile::TileGrid;
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let Some(first) = programs.first() else {
@@ -44,7 +44,7 @@ pub(super) fn check_rank(p: &TileProgram) -> Result<(), Violation> {
     let fits = [
         // A world of 1 has nothing to flatten, and no buffer for it.
         (!(p.rows.is_flattened() && world.index() == 1), "row mapping"),
-        (!p.rows.has_two_exchanges() || p.problem.op() == OpKind::GemmAllReduce, "row mapping"),
+        (!p.rows.has_two_exchanges() || p.problem.op().sums_to() == SumsTo::All, "row mapping"),
         // Flattened rows go to all ranks alike.
         (p.nodes.world() == world && !(p.rows.is_flattened() && p.nodes.are_mixed()), "nodes"),
         // The workspace has slots for the tiles of the layout, whatever the program says.

@@ -3,7 +3,7 @@
 use super::signals::moves;
 use super::{Record, Violation};
 use crate::program::{NONE, RowSource, Sink, TileProgram, Transfer, WorkItem};
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (world, k) = (p.problem.world(), p.problem.k_local(p.rank));
@@ -60,10 +60,10 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let reduction = item.sink == Sink::ReduceRows;
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
     at.range("cols", item.col, item.cols, p.column_blocks().end(), p.tile.n)?;
-    let (x_shards, y_shards) = match p.problem.op() {
+    let (x_shards, y_shards) = match p.problem.op().sums_to() {
         _ if p.rows.is_flattened() => (1, 1),
-        OpKind::AllGatherGemm => (1, world),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
+        SumsTo::Nothing => (1, world),
+        SumsTo::Rows | SumsTo::All => (world, 1),
     };
     // Flattened places are one matrix.
     let outer = if item.a_source == RowSource::Gather && !p.rows.is_flattened() {
@@ -80,11 +80,11 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
         }
         return at.below("k_steps", item.k_steps, 1_u32);
     }
-    let rows = match p.problem.op() {
+    let rows = match p.problem.op().sums_to() {
         _ if reduction => p.reduced_rows(p.rank).len() as u32,
         _ if p.rows.is_flattened() => p.problem.m(),
-        OpKind::AllGatherGemm => of_rank(item.out_outer),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => of_rank(item.a_outer),
+        SumsTo::Nothing => of_rank(item.out_outer),
+        SumsTo::Rows | SumsTo::All => of_rank(item.a_outer),
     };
     at.rows(item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
     if reduction {

@@ -3,7 +3,7 @@
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
 use crate::program::{Sink, TileProgram, WorkItem};
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
@@ -40,29 +40,27 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// The matrices that a rank computes.
 fn outputs(p: &TileProgram) -> Vec<Output> {
-    match (p.rows.is_flattened(), p.problem.op()) {
-        (false, op) => {
-            let copied = (op == OpKind::GemmAllReduce).then_some(Output::Copied);
+    match (p.rows.is_flattened(), p.problem.op().sums_to()) {
+        (false, sums_to) => {
+            let copied = (sums_to == SumsTo::All).then_some(Output::Copied);
             (0..p.problem.world().get()).map(Output::Shard).chain(copied).collect()
         }
-        (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
-            [Output::AllShards, Output::Reduced]
-                .into_iter()
-                .chain(p.rows.has_two_exchanges().then_some(Output::Copied))
-                .collect()
-        }
+        (true, SumsTo::Nothing) => vec![Output::AllShards],
+        (true, SumsTo::Rows | SumsTo::All) => [Output::AllShards, Output::Reduced]
+            .into_iter()
+            .chain(p.rows.has_two_exchanges().then_some(Output::Copied))
+            .collect(),
     }
 }
 
 /// Index of an item's output.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
-    let output = match (p.rows.is_flattened(), p.problem.op()) {
+    let output = match (p.rows.is_flattened(), p.problem.op().sums_to()) {
         (true, _) if item.sink == Sink::Copy => 2,
         (true, _) => u32::from(item.sink == Sink::ReduceRows),
         (false, _) if item.sink == Sink::Copy => p.problem.world().get(),
-        (false, OpKind::AllGatherGemm) => item.out_outer,
-        (false, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => item.a_outer,
+        (false, SumsTo::Nothing) => item.out_outer,
+        (false, SumsTo::Rows | SumsTo::All) => item.a_outer,
     };
     output as usize
 }

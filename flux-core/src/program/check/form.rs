@@ -5,17 +5,15 @@ use super::{Record, Violation};
 use crate::program::{
     Await, Forward, NONE, Places, RowSource, Sink, TileProgram, Transfer, WorkItem,
 };
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let violation = |record, what| Err(Violation::Form { rank: p.rank, record, what });
     for (index, item) in p.items.iter().enumerate() {
-        let wrong = match (p.problem.op(), p.rows.is_flattened()) {
-            (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs_item(p, item),
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => {
-                flattened_sum_item(p, item)
-            }
+        let wrong = match (p.problem.op().sums_to(), p.rows.is_flattened()) {
+            (SumsTo::Nothing, _) => ag_gemm_item(p, item),
+            (SumsTo::Rows | SumsTo::All, false) => gemm_rs_item(p, item),
+            (SumsTo::Rows | SumsTo::All, true) => flattened_sum_item(p, item),
         };
         if let Some(what) =
             wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item))
@@ -95,7 +93,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         Sink::Send if item.partials as usize != added => Some(
             "a send between nodes adds the partial tiles of its node, and no other send adds any",
         ),
-        Sink::Copy if p.problem.op() != OpKind::GemmAllReduce => {
+        Sink::Copy if p.problem.op().sums_to() != SumsTo::All => {
             Some("only a GEMM-AllReduce has peers' results")
         }
         Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => {
@@ -144,7 +142,7 @@ fn has_own_rows(p: &TileProgram, item: &WorkItem) -> bool {
 
 /// Items whose result others read raise a signal, and no other items do.
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
-    let all_reduces = p.problem.op() == OpKind::GemmAllReduce;
+    let all_reduces = p.problem.op().sums_to() == SumsTo::All;
     match item.sink {
         Sink::ReduceRows if !p.rows.has_two_exchanges() && item.raise != NONE => {
             Some("only an item whose result others read raises a signal")
@@ -265,10 +263,8 @@ fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&
         source.place_at(Rank::new(transfer.dest))
     };
     let end = transfer.col + transfer.cols;
-    match (p.problem.op(), place) {
-        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => {
-            Some("only an AllGather-GEMM has transfers")
-        }
+    match (p.problem.op().sums_to(), place) {
+        (SumsTo::Rows | SumsTo::All, _) => Some("only an AllGather-GEMM has transfers"),
         (_, None) => Some("nothing is transferred to oneself"),
         (_, Some(place)) if place != transfer.place => {
             Some("a rank fills its own place in a gather buffer")

@@ -6,9 +6,9 @@
 //! have.
 
 use super::Violation;
+use crate::Rank;
 use crate::program::{Sink, TileProgram};
 use crate::tile::TileGrid;
-use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rows = if p.rows.is_flattened() { p.problem.m() } else { p.problem.m_shard() };
@@ -19,10 +19,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             continue;
         }
         let tile = grid.extent(item.row / p.tile.m, item.col / p.tile.n);
-        let shard = match p.problem.op() {
-            OpKind::AllGatherGemm => item.out_outer,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => item.a_outer,
-        };
+        let shard = if p.problem.op().gathers() { item.out_outer } else { item.a_outer };
         let end = if p.rows.is_flattened() {
             rows
         } else {

@@ -5,12 +5,11 @@
 //! it would read another tile's slot, or wait for operands that nobody loads.
 
 use super::{Record, Violation};
-use crate::OpKind;
 use crate::program::mainloop::gap;
 use crate::program::{Sink, TileProgram, WorkItem};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    if p.problem.op() == OpKind::AllGatherGemm {
+    if p.problem.op().gathers() {
         return Ok(());
     }
     let (rank, all) = (p.rank, p.k_steps());

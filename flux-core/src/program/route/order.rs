@@ -4,7 +4,7 @@
 //! of one source and step stay in order.
 
 use super::records::Incoming;
-use crate::OpKind;
+use crate::{OpKind, SumsTo};
 
 /// Sorts parcels by when they are needed and available.
 ///
@@ -17,9 +17,9 @@ use crate::OpKind;
 pub(super) fn sort(op: OpKind, incoming: &mut [Incoming]) {
     incoming.sort_by_key(|parcel| {
         let step = parcel.reader.step;
-        let turn = match op {
-            OpKind::AllGatherGemm if step <= 2 => 0,
-            OpKind::AllGatherGemm | OpKind::GemmReduceScatter | OpKind::GemmAllReduce => step,
+        let turn = match op.sums_to() {
+            SumsTo::Nothing if step <= 2 => 0,
+            SumsTo::Nothing | SumsTo::Rows | SumsTo::All => step,
         };
         (turn, parcel.index, step)
     });

@@ -6,26 +6,26 @@
 use super::records::{Block, Origin, Parcel, Reader};
 use crate::layout::slot_bytes;
 use crate::program::{Places, Round, Sink, TileProgram};
-use crate::{OpKind, Rank};
+use crate::{Rank, SumsTo};
 use std::collections::BTreeMap;
 
 /// The parcels that the rank of `program` sends.
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
-    match program.problem.op() {
-        OpKind::AllGatherGemm => shard(program),
-        OpKind::GemmReduceScatter if program.rows.is_flattened() => scattered(program),
-        OpKind::GemmAllReduce if program.rows.is_flattened() => scattered_to_all(program),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => slots(program),
+    match program.problem.op().sums_to() {
+        SumsTo::Nothing => shard(program),
+        SumsTo::Rows if program.rows.is_flattened() => scattered(program),
+        SumsTo::All if program.rows.is_flattened() => scattered_to_all(program),
+        SumsTo::Rows | SumsTo::All => slots(program),
     }
 }
 
 /// Shift from an address in `peer`'s region, as the program has it, to its place in the outbox.
 pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;
-    let (at_peer, in_outbox) = match program.problem.op() {
-        OpKind::AllGatherGemm | OpKind::GemmAllReduce => return 0,
-        OpKind::GemmReduceScatter if program.rows.is_flattened() => (rank.get(), peer.get()),
-        OpKind::GemmReduceScatter => {
+    let (at_peer, in_outbox) = match program.problem.op().sums_to() {
+        SumsTo::Nothing | SumsTo::All => return 0,
+        SumsTo::Rows if program.rows.is_flattened() => (rank.get(), peer.get()),
+        SumsTo::Rows => {
             let places = Places::new(program.nodes);
             match (places.destination(rank, peer), places.destination(peer, rank)) {
                 (Some((_, at_peer)), Some((_, in_outbox))) => (at_peer, in_outbox),

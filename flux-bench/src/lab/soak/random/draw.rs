@@ -8,7 +8,9 @@ use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::{
+    DType, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
+};
 use std::fmt;
 
 /// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
@@ -90,10 +92,7 @@ impl RandomCase {
             8 * (draw.extent(most, 16) as usize * ranks + more),
             8 * draw.extent(most, 16) as usize,
         );
-        let (n, k) = match op {
-            OpKind::AllGatherGemm => (split, whole),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split),
-        };
+        let (n, k) = if op.gathers() { (split, whole) } else { (whole, split) };
         let problem = Problem::new(op, m, n, k, dtype, world)?;
         // In one of four cases the op chooses.
         let plan = (draw.below(4) > 0).then(|| plan(&mut draw, &problem, processor, legal));
@@ -103,7 +102,7 @@ impl RandomCase {
         let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) }
             .for_columns_of(&problem, plan.as_ref());
         // Across nodes a sum has no such order.
-        let has_order = legal != Legal::Mixed || op == OpKind::AllGatherGemm;
+        let has_order = legal != Legal::Mixed || op.gathers();
         let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;
         // A library's sum has no fp32 partial sums.
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
@@ -170,7 +169,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
         }
         _ => (true, true),
     };
-    let one_exchange = problem.op() == OpKind::GemmAllReduce && legal != Legal::All;
+    let one_exchange = problem.op().sums_to() == SumsTo::All && legal != Legal::All;
     let flattened =
         legal != Legal::Mixed && (one_exchange || can_flatten && (draw.below(2) > 0 || !can_send));
     // Where only one of both will do, a tile that can do both.
