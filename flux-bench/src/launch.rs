@@ -1,6 +1,6 @@
 //! `flux-bench launch`: a program once for every rank, as processes of this machine.
 //!
-//! Invariant: the launch fails where a rank fails, names the first, and leaves no rank behind.
+//! Invariant: the launch fails where a rank fails, names the first cause, and leaves no rank behind.
 
 use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};
@@ -12,6 +12,7 @@ use flux_transport::World;
 use flux_transport::launch::{Failed, Launcher, Others, exit_code};
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 
 /// Arguments of `flux-bench launch`.
 #[derive(Debug, clap::Args)]
@@ -29,6 +30,13 @@ pub(crate) struct Args {
     /// Let the other ranks go on where one fails; the launch fails all the same
     #[arg(long)]
     pub keep_going: bool,
+    /// Begin each line that a rank prints with its number
+    #[arg(long)]
+    pub prefix: bool,
+    /// Write what each rank prints to rank-R.log in this folder, and to the terminal only with
+    /// --prefix
+    #[arg(long, value_name = "DIR")]
+    pub logs: Option<PathBuf>,
     /// The program and its arguments
     #[arg(
         trailing_var_arg = true,
@@ -39,7 +47,7 @@ pub(crate) struct Args {
     pub program: Vec<OsString>,
 }
 
-/// Runs the ranks to their end, and returns the exit status of the first that failed, or 0.
+/// Runs the ranks to their end, and returns the exit status of the first cause of a failure, or 0.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks)
         .with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
@@ -60,6 +68,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     if args.sharing_devices {
         launcher = launcher.sharing_devices();
     }
+    if args.prefix {
+        launcher = launcher.prefix();
+    }
+    if let Some(folder) = &args.logs {
+        launcher = launcher.logs(folder);
+    }
     Ok(exit_code(launcher.run()?))
 }
 
@@ -68,7 +82,16 @@ pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> an
     let program = std::iter::once(std::env::current_exe()?.into_os_string())
         .chain(std::env::args_os().skip(1))
         .collect();
-    match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
+    let args = Args {
+        ranks,
+        hosts,
+        sharing_devices,
+        keep_going: false,
+        prefix: false,
+        logs: None,
+        program,
+    };
+    match run(&args)? {
         0 => Ok(true),
         1 => Ok(false),
         // As a rank ended.
@@ -80,6 +103,7 @@ pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> an
 fn tell(failed: &Failed, others: Others) -> Others {
     let how = match (failed.status.signal(), failed.status.code()) {
         (Some(signal), _) => format!("was killed by signal {signal}"),
+        (None, Some(101)) => "panicked (status 101)".to_owned(),
         (None, Some(code)) => format!("ended with status {code}"),
         (None, None) => failed.status.to_string(),
     };

@@ -757,7 +757,53 @@ fn a_failed_rank_is_named_and_the_others_end_or_go_on() {
     let words = ["launch", "--keep-going", "--ranks", "3", "--", "sh", "-c", goes_on];
     let done = flux_bench(&[words.as_slice(), &paths].concat());
     assert_eq!(done.status.code(), Some(7), "{}", text(&done));
-    assert_eq!(text(&done), "went on\nflux-bench: rank 1 ended with status 7; the others go on\n");
+    assert_eq!(text(&done), "went on\nflux-bench: rank 1 ended with status 7\n");
+}
+
+#[test]
+fn the_rank_that_was_killed_or_panicked_is_named_though_its_peers_end_first() {
+    for (end, code, said) in [
+        ("kill -9 $$", 128 + 9, "rank 1 was killed by signal 9"),
+        ("exit 101", 101, "rank 1 panicked (status 101)"),
+        ("exit 4", 3, "rank 0 ended with status 3"),
+    ] {
+        let script =
+            format!("case $FLUX_RANK in 0) exit 3;; 1) sleep 0.1; {end};; 2) exec sleep 60;; esac");
+        let done = flux_bench(&["launch", "--ranks", "3", "--", "sh", "-c", &script]);
+        assert_eq!(done.status.code(), Some(code), "{}", text(&done));
+        assert_eq!(text(&done), format!("flux-bench: {said}; ending the others\n"));
+    }
+}
+
+#[test]
+fn lines_of_ranks_have_their_prefix_and_their_logs() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("a/b");
+    let script = "echo out $FLUX_RANK; printf 'err %s' $FLUX_RANK >&2";
+    let launched = |options: &[&str]| {
+        let words = [&["launch", "--ranks", "2"], options, &["--", "sh", "-c", script]].concat();
+        let done = flux_bench(&words);
+        assert!(done.status.success(), "{}", text(&done));
+        let mut lines: Vec<String> = text(&done).lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
+    };
+    let prefixed = ["[0] err 0", "[0] out 0", "[1] err 1", "[1] out 1"];
+    assert_eq!(launched(&["--prefix"]), prefixed);
+    let of_rank = |rank: u32| {
+        let text = std::fs::read_to_string(logs.join(format!("rank-{rank}.log"))).unwrap();
+        let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        words.sort_unstable();
+        words
+    };
+    for options in [&["--logs"][..], &["--prefix", "--logs"]] {
+        let options = [options, &[logs.to_str().unwrap()]].concat();
+        let lines = launched(&options);
+        assert_eq!(lines.is_empty(), options.len() == 2, "{lines:?}");
+        for rank in 0..2 {
+            assert_eq!(of_rank(rank), [&rank.to_string()[..], &rank.to_string(), "err", "out"]);
+        }
+    }
 }
 
 #[test]

@@ -87,17 +87,21 @@ fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     let local = vars.part_of("LOCAL_WORLD_SIZE", world, "WORLD_SIZE")?;
     let local_rank = vars.below("LOCAL_RANK", local, "LOCAL_WORLD_SIZE")?;
     let rank = vars.below("RANK", world.get(), "WORLD_SIZE")?;
-    // The restart count separates a restarted group from the one before.
-    let launch =
-        ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
-            .map(|name| vars.value(name))
-            .into();
+    let one_host = local == world.get();
+    let mut launch: Vec<OsString> = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
+        .map(|name| vars.value(name))
+        .into();
+    if one_host {
+        // Each agent counts the restarts of its own node, so the count names a launch of one agent
+        // only. Ranks of several agents start when all agents have ended the ranks before.
+        launch.push(vars.value("TORCHELASTIC_RESTART_COUNT"));
+    }
     Ok(Placement {
         rank,
         world,
         local_rank,
-        one_host: local == world.get(),
-        rank_zero: Some(vars.text("MASTER_ADDR")?),
+        one_host,
+        rank_zero: Some(vars.host("MASTER_ADDR")?),
         launch,
     })
 }
@@ -131,7 +135,7 @@ fn mpi(
     let local_rank = vars.below(local_rank, local, local_size)?;
     let rank = vars.below(rank, world.get(), size)?;
     let master = MASTER.iter().all(|name| vars.is_set(name));
-    let rank_zero = if master { Some(vars.text("MASTER_ADDR")?) } else { None };
+    let rank_zero = if master { Some(vars.host("MASTER_ADDR")?) } else { None };
     Ok(Placement {
         rank,
         world,

@@ -320,8 +320,6 @@ fn torchruns_ranks_on_several_hosts_meet_at_ports_of_their_own() {
     let place = network_place(&several);
     assert_eq!(place.address.host(), "127.0.0.1");
     assert_eq!(place, network_place(&with(&several, "RANK", "2")), "all ranks know the same place");
-    let restarted = network_place(&[&several[..], &[("TORCHELASTIC_RESTART_COUNT", "1")]].concat());
-    assert_ne!(place.launch, restarted.launch);
     // Whatever MASTER_PORT is, it is never among them.
     for &port in place.address.ports() {
         let place = network_place(&with(
@@ -330,6 +328,29 @@ fn torchruns_ranks_on_several_hosts_meet_at_ports_of_their_own() {
             Box::leak(port.to_string().into_boxed_str()),
         ));
         assert!(!place.address.ports().contains(&port) && place.address.ports().len() >= 7);
+    }
+}
+
+#[test]
+fn an_agents_count_of_restarts_names_a_launch_of_one_agent_only() {
+    let restarted = |set: &[(&'static str, &'static str)]| {
+        let counted = ["0", "1"].map(|count| {
+            parse(&[set, &[("TORCHELASTIC_RESTART_COUNT", count), SECRET]].concat()).unwrap().place
+        });
+        counted[0] != counted[1]
+    };
+    assert!(restarted(&TORCH_SET), "a restarted group is told from the one before");
+    assert!(
+        !restarted(&with(&TORCH_SET, "LOCAL_WORLD_SIZE", "4")),
+        "agents that have restarted their ranks more or less often meet"
+    );
+}
+
+#[test]
+fn an_ipv6_address_of_rank_0_may_be_in_brackets() {
+    let several = with(&TORCH_SET, "LOCAL_WORLD_SIZE", "4");
+    for text in ["::1", "[::1]"] {
+        assert_eq!(network_place(&with(&several, "MASTER_ADDR", text)).address.host(), "::1");
     }
 }
 

@@ -45,6 +45,13 @@ impl Variables<'_> {
             .ok_or_else(|| self.wrong(name, "a text"))
     }
 
+    /// A host's name or address; an IPv6 address may be in brackets.
+    pub(super) fn host(&self, name: &'static str) -> Result<String, BootstrapError> {
+        let text = self.text(name)?;
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+        Ok(bare.map_or_else(|| text.clone(), str::to_owned))
+    }
+
     pub(super) fn number(&self, name: &'static str) -> Result<u32, BootstrapError> {
         let value = self.value(name);
         value

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::LaunchError;
+use super::error::LaunchError;
 use crate::bootstrap::random::random;
 
 const PREFIX: &str = "flux-launch-";

@@ -9,30 +9,36 @@
 
 mod apart;
 mod directory;
+mod error;
+mod group;
+mod output;
 mod signals;
 
 pub use self::apart::one_host_each;
+pub use self::error::LaunchError;
+pub use self::group::{Failed, Others};
+pub use self::signals::{Signals, hear_of_children};
 
 use std::ffi::OsString;
-use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use flux_core::{Rank, WorldSize};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal};
 
 use self::apart::Apart;
 use self::directory::Directory;
-pub use self::signals::{Signals, hear_of_children};
+use self::group::{ProcessGroup, Running};
+use self::output::{Output, Passing};
 use crate::bootstrap::environment::runtime_directory;
 use crate::bootstrap::names::{
     FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE,
 };
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(5);
 /// Longest time until ranks that were told to end are killed.
 const MAX_GRACE: Duration = Duration::from_hours(24);
 
@@ -53,54 +59,9 @@ pub struct Launcher {
     env: Vec<(OsString, OsString)>,
     hosts: Option<u32>,
     sharing: bool,
+    output: Output,
     grace: Duration,
     on_failure: fn(&Failed) -> Others,
-}
-
-/// A rank that has failed.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Failed {
-    /// The rank.
-    pub rank: Rank,
-    /// How it ended.
-    pub status: ExitStatus,
-    /// How many others still run.
-    pub others: usize,
-}
-
-/// What becomes of the others when a rank has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Others {
-    /// They are told to end.
-    End,
-    /// They go on.
-    GoOn,
-}
-
-/// Why the ranks did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "fields are named after what they hold")]
-pub enum LaunchError {
-    /// There are not as many ranks as hosts.
-    #[error(
-        "{ranks} ranks cannot be kept apart as those of {hosts} hosts: give 1 to {ranks} hosts"
-    )]
-    Hosts {
-        /// The hosts that were asked for.
-        hosts: u32,
-        ranks: WorldSize,
-    },
-    /// There is no room for the rendezvous.
-    #[error("cannot make a private directory in {}: {source}", .within.display())]
-    Directory { within: PathBuf, source: io::Error },
-    /// The program does not start.
-    #[error("cannot start {program:?} as rank {rank}: {source}")]
-    Start { program: OsString, rank: Rank, source: io::Error },
-    /// The launcher cannot look after its ranks.
-    #[error("{step} failed: {source}")]
-    Io { step: &'static str, source: io::Error },
 }
 
 impl Launcher {
@@ -113,6 +74,7 @@ impl Launcher {
             env: Vec::new(),
             hosts: None,
             sharing: false,
+            output: Output::default(),
             grace: Duration::from_secs(5),
             on_failure: |_| Others::End,
         }
@@ -148,6 +110,21 @@ impl Launcher {
         self
     }
 
+    /// Begins each line that a rank prints with its number, as in `[1] `.
+    #[must_use]
+    pub fn prefix(mut self) -> Self {
+        self.output.prefix = true;
+        self
+    }
+
+    /// Writes what each rank prints to `rank-R.log` in this folder, which is made; also to this
+    /// process's output only with [`prefix`](Self::prefix).
+    #[must_use]
+    pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.output.logs = Some(folder.into());
+        self
+    }
+
     /// How long ranks may take to end before they are killed: 5 s by default, a day at most.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
@@ -162,12 +139,16 @@ impl Launcher {
         self
     }
 
-    /// Starts the ranks and waits for all: the status of the first that failed, or success.
+    /// Starts the ranks and waits for all: the status of the first cause of a failure, or success.
+    /// Ranks that fail for want of another end about when that does. So of those that fail within
+    /// half a second the cause is one that a signal killed, else one that panicked (status 101),
+    /// else the first to end.
     ///
     /// When one fails, the others get SIGTERM (unless [`on_failure`](Self::on_failure) says
     /// otherwise), and SIGKILL after the grace time. SIGINT, SIGTERM, SIGQUIT and SIGHUP of this
     /// process go to the ranks; a second one kills. An ignored SIGHUP, as under `nohup`, stays
-    /// ignored. The ranks share stdout and stderr; their stdin is empty.
+    /// ignored. The ranks share stdout and stderr unless [`logs`](Self::logs) says otherwise; their
+    /// stdin is empty.
     ///
     /// # Errors
     /// See [`LaunchError`]; ranks that had started are killed.
@@ -184,19 +165,17 @@ impl Launcher {
             .map(apart)
             .transpose()
             .map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
-        let mut group = ProcessGroup {
-            ranks: Vec::new(),
-            grace: self.grace,
-            on_failure: self.on_failure,
-            stopping: None,
-            first_failure: None,
-        };
+        let passing = Passing::new();
+        let mut group = ProcessGroup::new(self.grace, self.on_failure);
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
-            let child =
-                self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
+            let mut command = self.command(rank, &directory.path, apart.as_ref());
+            let log = self.output.redirect(rank, &mut command)?;
+            let mut child = command.spawn().map_err(start)?;
             let pid = Pid::from_child(&child);
+            let passed = Output::pass(&mut child, rank, log.as_ref(), &passing);
             group.ranks.push(Running { child, pid, rank });
+            passed.map_err(start)?;
         }
         while !group.ranks.is_empty() {
             if let Some(signal) = signals.take() {
@@ -207,7 +186,8 @@ impl Launcher {
                 .map_err(|source| LaunchError::Io { step: "waiting for the ranks", source })?;
             std::thread::sleep(LOOK);
         }
-        Ok(group.first_failure.unwrap_or_default())
+        passing.finish();
+        Ok(group.cause().unwrap_or_default())
     }
 
     fn command(&self, rank: Rank, rendezvous: &Path, apart: Option<&Apart>) -> Command {
@@ -253,87 +233,4 @@ impl Launcher {
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
-}
-
-struct Running {
-    child: Child,
-    pid: Pid,
-    rank: Rank,
-}
-
-/// The ranks that run; dropped, it kills them.
-struct ProcessGroup {
-    ranks: Vec<Running>,
-    grace: Duration,
-    on_failure: fn(&Failed) -> Others,
-    /// When the ranks are killed, once they were told to end.
-    stopping: Option<Instant>,
-    first_failure: Option<ExitStatus>,
-}
-
-impl ProcessGroup {
-    /// Tells all ranks to end; told twice, kills them.
-    fn stop(&mut self, signal: Signal) {
-        if self.stopping.is_some() {
-            self.stopping = Some(Instant::now());
-        } else {
-            self.stopping = Some(Instant::now() + self.grace);
-            self.signal_all(signal);
-        }
-    }
-
-    fn signal_all(&self, signal: Signal) {
-        for running in &self.ranks {
-            signal_group(running.pid, signal);
-        }
-    }
-
-    /// Reaps ended ranks, and ends the others after a failure or when their time is over.
-    fn reap(&mut self) -> io::Result<()> {
-        let mut at = 0;
-        while let Some(running) = self.ranks.get_mut(at) {
-            // Looked at, not yet reaped: nobody else can have its process or group id.
-            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            let Some(status) = rustix::process::waitid(WaitId::Pid(running.pid), look)? else {
-                at += 1;
-                continue;
-            };
-            let failed = status.exit_status() != Some(0);
-            // What the rank has started and left behind, also where all went well.
-            signal_group(running.pid, Signal::KILL);
-            let status = running.child.wait()?;
-            let rank = running.rank;
-            self.ranks.remove(at);
-            if failed {
-                self.first_failure.get_or_insert(status);
-                let failed = Failed { rank, status, others: self.ranks.len() };
-                if self.stopping.is_none() && (self.on_failure)(&failed) == Others::End {
-                    self.stop(Signal::TERM);
-                }
-            }
-        }
-        if self.stopping.is_some_and(|end| end <= Instant::now()) {
-            self.signal_all(Signal::KILL);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for ProcessGroup {
-    fn drop(&mut self) {
-        self.signal_all(Signal::KILL);
-        for running in &mut self.ranks {
-            if let Err(error) = running.child.wait() {
-                tracing::warn!(rank = %running.rank, %error, "cannot wait for a rank that was \
-                                                              killed");
-            }
-        }
-    }
-}
-
-/// To a group whose leader is not reaped, so that the id is still its own.
-fn signal_group(leader: Pid, signal: Signal) {
-    if let Err(error) = rustix::process::kill_process_group(leader, signal) {
-        tracing::debug!(%error, "a group of processes is gone already");
-    }
 }
