@@ -8,6 +8,7 @@ use flux_transport::{
     Communicator, ConnectError, Options, Rebuild, Secret, Select, World, WorldError,
 };
 use std::ffi::{c_char, c_void};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -206,6 +207,15 @@ fn of_rebuild(error: ConnectError) -> Error {
     }
 }
 
+/// Bytes of a secret.
+const SECRET_BYTES: RangeInclusive<usize> = 16..=4096;
+
+fn world_of(size: u32) -> Result<WorldSize, Error> {
+    WorldSize::new(size).ok_or_else(|| {
+        Error::argument(format!("world_size = {size}: a communicator has 1 to 16 ranks"))
+    })
+}
+
 /// Connects the ranks of a launcher: torchrun, srun, mpirun or `flux-bench launch`. Collective:
 /// waits for the other processes, at least a minute.
 ///
@@ -258,9 +268,7 @@ pub unsafe extern "C" fn flux_comm_init_rank(
         let (options, limits) = unsafe { read_options(options) }?;
         // SAFETY: as the header asks.
         let meeting = unsafe { text("meeting", meeting) }?;
-        let size = WorldSize::new(world_size).ok_or_else(|| {
-            Error::argument(format!("world_size = {world_size}: a communicator has 1 to 16 ranks"))
-        })?;
+        let size = world_of(world_size)?;
         let builder = World::builder(Rank::new(rank), size).deadline(options.deadline.max(START));
         let world = if Path::new(meeting).is_absolute() {
             if !secret.is_null() {
@@ -271,7 +279,14 @@ pub unsafe extern "C" fn flux_comm_init_rank(
             builder.on_host(meeting)?
         } else {
             given("secret", secret)?;
-            // SAFETY: the caller's bytes, as many as it says.
+            if !SECRET_BYTES.contains(&secret_size) {
+                return Err(Error::argument(format!(
+                    "secret_size = {secret_size}: give a secret of {} to {} bytes",
+                    SECRET_BYTES.start(),
+                    SECRET_BYTES.end()
+                )));
+            }
+            // SAFETY: the caller's bytes, as many as it says, which no secret has more of.
             let bytes = unsafe { std::slice::from_raw_parts(secret.cast::<u8>(), secret_size) };
             builder.across_hosts(meeting, Secret::new(bytes).map_err(ConnectError::from)?)?
         };
@@ -284,7 +299,7 @@ pub unsafe extern "C" fn flux_comm_init_rank(
 
 /// Makes all ranks in this process, each for a thread of its own. On GPUs rank `r` has device `r`.
 ///
-/// world_size  number of ranks, at most 16
+/// world_size  number of ranks, at most 16; nothing is written where it is another
 /// options     NULL for the defaults; without a device
 /// comms       gets `world_size` communicators by rank, or as many NULL
 #[unsafe(no_mangle)]
@@ -295,9 +310,10 @@ pub unsafe extern "C" fn flux_comm_init_all(
 ) -> flux_status {
     guard(|| {
         given("comms", comms)?;
-        // SAFETY: the caller has room for `world_size` handles.
+        let size = world_of(world_size)?;
+        // SAFETY: the caller has room for `world_size` handles, and that is a world size.
         let put = |rank: usize, comm| unsafe { comms.add(rank).write(comm) };
-        (0..world_size as usize).for_each(|rank| put(rank, std::ptr::null_mut()));
+        (0..size.index()).for_each(|rank| put(rank, std::ptr::null_mut()));
         // SAFETY: as the header asks.
         let (options, limits) = unsafe { read_options(options) }?;
         if options.device.is_some() {
@@ -463,7 +479,9 @@ pub extern "C" fn flux_comm_barrier(comm: *const flux_comm) -> flux_status {
 }
 
 /// Ends every wait of the communicator on all ranks, and breaks it: for a rank that cannot make a
-/// call that its peers are in.
+/// call that its peers are in, and to end a call that another thread of this rank waits in, for
+/// example after SIGINT. Those calls return FLUX_ERROR_ABORTED. Any thread may call it at any time
+/// while the handle lives, but no signal handler: it takes locks and sends messages.
 ///
 /// reason    a number of the caller's
 #[unsafe(no_mangle)]

@@ -80,8 +80,8 @@ pub(crate) unsafe trait Structure: Copy {
 /// `from` is NULL, or the address of as many bytes as the structure's size says.
 pub(crate) unsafe fn structure<T: Structure>(from: *const T) -> Result<T, Error> {
     given(T::NAME, from)?;
-    // SAFETY: as the caller vouches; it begins with its size.
-    let size = unsafe { from.cast::<usize>().read() };
+    // SAFETY: as the caller vouches; it begins with its size. C code may not have aligned it.
+    let size = unsafe { from.cast::<usize>().read_unaligned() };
     if size != size_of::<T>() {
         let (name, known) = (T::NAME, size_of::<T>());
         return Err(Error::argument(format!(
@@ -90,7 +90,7 @@ pub(crate) unsafe fn structure<T: Structure>(from: *const T) -> Result<T, Error>
         )));
     }
     // SAFETY: as the caller vouches, and every bit pattern is a value.
-    Ok(unsafe { from.read() })
+    Ok(unsafe { from.read_unaligned() })
 }
 
 /// Reads text of the caller's.

@@ -151,6 +151,7 @@ struct Op {
     // Before the communicator.
     op: AnyOp,
     flags: u32,
+    max_m: usize,
     comm: InUse,
 }
 
@@ -263,7 +264,7 @@ pub unsafe extern "C" fn flux_op_create(
         // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
         let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
         // SAFETY: as above.
-        unsafe { op.write(OPS.keep(Op { op: built, flags: options.flags, comm })) };
+        unsafe { op.write(OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm })) };
         Ok(())
     })
 }
@@ -281,6 +282,7 @@ pub extern "C" fn flux_op_destroy(op: *mut flux_op) -> flux_status {
 /// Not collective. Waits for this rank's calls.
 ///
 /// rows      `count` values of `m`
+/// count     at most max_m + 1, as many values as `m` can have
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flux_op_prepare(
     op: *const flux_op,
@@ -292,7 +294,13 @@ pub unsafe extern "C" fn flux_op_prepare(
             return Ok(());
         }
         given("rows", rows)?;
-        // SAFETY: as many numbers as the caller says.
+        if count - 1 > op.max_m {
+            return Err(Error::argument(format!(
+                "count = {count}: `m` has {} values, 0 to max_m",
+                op.max_m + 1
+            )));
+        }
+        // SAFETY: as many numbers as the caller says, and no more than an op has values of `m`.
         let rows = unsafe { std::slice::from_raw_parts(rows, count) };
         op.op.prepare(rows).map_err(in_c)
     })

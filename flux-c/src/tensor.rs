@@ -66,8 +66,8 @@ pub(crate) unsafe fn operand(
     location: Location,
 ) -> Result<RawTensor, Error> {
     given(&format!("operands.{name}"), tensor)?;
-    // SAFETY: as the caller vouches; any bits are a tensor.
-    described(&format!("operands.{name}->dtype"), unsafe { tensor.read() }, location)
+    // SAFETY: as the caller vouches; any bits are a tensor, which C code may not have aligned.
+    described(&format!("operands.{name}->dtype"), unsafe { tensor.read_unaligned() }, location)
 }
 
 /// As [`operand`], of the element `index` of an array.
@@ -81,12 +81,9 @@ pub(crate) unsafe fn element(
     location: Location,
 ) -> Result<RawTensor, Error> {
     given(&format!("operands.{name}"), tensors)?;
-    // SAFETY: as above.
-    described(
-        &format!("operands.{name}[{index}].dtype"),
-        unsafe { tensors.add(index).read() },
-        location,
-    )
+    // SAFETY: the caller vouches for this element; any bits are a tensor.
+    let tensor = unsafe { tensors.add(index).read_unaligned() };
+    described(&format!("operands.{name}[{index}].dtype"), tensor, location)
 }
 
 fn described(

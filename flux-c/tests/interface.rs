@@ -177,8 +177,8 @@ fn bad_options_of_a_communicator_are_refused() {
     // SAFETY: there is room for all.
     refused(
         unsafe { flux_comm_init_all(17, &raw const options, comms.as_mut_ptr()) },
-        FLUX_ERROR_CONNECT,
-        "17 ranks",
+        FLUX_ERROR_ARGUMENT,
+        "world_size = 17",
     );
     let init = |meeting, secret: *const c_void, comm| {
         // SAFETY: text that ends, no secret, a place.

@@ -77,7 +77,9 @@ fn check_multiple(
     multiple: u32,
     parts: u32,
 ) -> Result<(), ProblemError> {
-    let padded = value.next_multiple_of(multiple).max(parts * multiple);
+    let largest = u32::MAX - u32::MAX % multiple;
+    let padded =
+        value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
     if !value.is_multiple_of(multiple) {
         return Err(ProblemError::Alignment { name, value, multiple, padded });
     }
