@@ -12,8 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The version of this interface. It changes with any structure: use the header of the library's own
-// build.
+// The version of this interface. It changes with any structure: use the header of the library's
+// own build.
 #define FLUX_ABI_VERSION 2
 
 // Calls add a bias.
@@ -33,8 +33,8 @@
 // The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
 #define FLUX_OP_WEIGHTS_KN 16
 
-// A row of the result has the same bits whatever rows share its call. They then depend on the row's
-// values, the weights, `n`, `k`, the number of ranks and the element type alone.
+// A row of the result has the same bits whatever rows share its call. They then depend on the
+// row's values, the weights, `n`, `k`, the number of ranks and the element type alone.
 #define FLUX_OP_BATCH_INVARIANT 32
 
 // Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
@@ -61,8 +61,8 @@ enum flux_status
     FLUX_ERROR_OPERAND = 3,
     // The ranks did not become a communicator.
     FLUX_ERROR_CONNECT = 4,
-    // The op, or the program of a call, could not be built. Of an op all ranks have left the build,
-    // and the communicator works.
+    // The op, or the program of a call, could not be built. Of an op all ranks have left the
+    // build, and the communicator works.
     FLUX_ERROR_BUILD = 5,
     // Ranks build different ops, after which the communicator works; or they make different calls,
     // after which it is broken.
@@ -108,8 +108,9 @@ typedef int32_t flux_dtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows: flux_op_rows.
-// It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns, flux_op_inner.
+// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows:
+// flux_op_rows. It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns,
+// flux_op_inner.
 enum flux_op_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -119,8 +120,8 @@ enum flux_op_kind
     FLUX_ALL_GATHER_GEMM = 1,
     // Row-parallel: x[m, k_r], w[n, k_r], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
     FLUX_GEMM_REDUCE_SCATTER = 2,
-    // Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same bits
-    // on every rank.
+    // Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same
+    // bits on every rank.
     FLUX_GEMM_ALL_REDUCE = 3,
 };
 #ifndef __cplusplus
@@ -133,9 +134,10 @@ typedef int32_t flux_op_kind;
 
 // Activations of FLUX_ALL_GATHER_GEMM.
 //
-// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
-// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
-// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
+// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r
+// rows of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or
+// with INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is
+// refused.
 enum flux_activation
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -200,8 +202,8 @@ typedef struct flux_op flux_op;
 typedef struct flux_comm_options {
     // sizeof(flux_comm_options).
     size_t size;
-    // "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the best
-    // that works. NULL for "auto".
+    // "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the
+    // best that works. NULL for "auto".
     const char *transport;
     // Seconds that a wait for a peer may take, at most 24 hours; 0 for 30.
     double timeout;
@@ -231,8 +233,8 @@ typedef struct flux_op_options {
     // Output features of all ranks together, a multiple of 8, with gates of 16. Of
     // FLUX_ALL_GATHER_GEMM at least as many for each rank.
     size_t n;
-    // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
-    // least 8 for each rank.
+    // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM
+    // at least 8 for each rank.
     size_t k;
     // Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
     // the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
@@ -324,7 +326,7 @@ flux_status flux_comm_init_rank(uint32_t rank,
 
 // Makes all ranks in this process, each for a thread of its own. On GPUs rank `r` has device `r`.
 //
-// world_size  number of ranks, at most 16
+// world_size  number of ranks, at most 16; nothing is written where it is another
 // options     NULL for the defaults; without a device
 // comms       gets `world_size` communicators by rank, or as many NULL
 flux_status flux_comm_init_all(uint32_t world_size,
@@ -381,7 +383,9 @@ flux_status flux_comm_check(const struct flux_comm *comm);
 flux_status flux_comm_barrier(const struct flux_comm *comm);
 
 // Ends every wait of the communicator on all ranks, and breaks it: for a rank that cannot make a
-// call that its peers are in.
+// call that its peers are in, and to end a call that another thread of this rank waits in, for
+// example after SIGINT. Those calls return FLUX_ERROR_ABORTED. Any thread may call it at any time
+// while the handle lives, but no signal handler: it takes locks and sends messages.
 //
 // reason    a number of the caller's
 flux_status flux_comm_abort(const struct flux_comm *comm, uint32_t reason);
@@ -414,6 +418,7 @@ flux_status flux_op_destroy(struct flux_op *op);
 // Not collective. Waits for this rank's calls.
 //
 // rows      `count` values of `m`
+// count     at most max_m + 1, as many values as `m` can have
 flux_status flux_op_prepare(const struct flux_op *op, const size_t *rows, size_t count);
 
 // The rows of a rank's shard, of calls with `m` rows: the first m % W ranks have one more.
@@ -426,9 +431,9 @@ flux_status flux_op_rows(const struct flux_op *op,
                          size_t *first,
                          size_t *count);
 
-// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
-// it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
-// which the first ranks may have one more. Of several weights those of the first.
+// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
+// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
+// 8, of which the first ranks may have one more. Of several weights those of the first.
 //
 // first     gets the first column; or NULL
 // count     gets the number of columns; or NULL

@@ -74,8 +74,8 @@ impl Request {
 
     /// The problem with the most rows.
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
-        // What no u32 holds is no part of `n`; neither is the largest multiple of 16 that one holds.
-        let column = |&columns: &usize| u32::try_from(columns).unwrap_or(u32::MAX & !15);
+        // What no u32 holds is no part of `n`; nor is `!15`, the largest multiple of 16 of a u32.
+        let column = |&columns: &usize| u32::try_from(columns).unwrap_or(!15);
         let columns: Option<Vec<_>> =
             self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
         // An error that names a weight says more than one of their sum.
