@@ -8,19 +8,17 @@ mod source;
 
 pub use choice::NoSuchTile;
 
-use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
 use std::fmt;
 
-/// One instantiation, by what it is compiled for. It has an operation, an element type, a tile, a
-/// staging of finished tiles, a number of operand stages, and a type in which partial sums leave.
-/// What is applied to the result, gates, the weights' layout and the time line follow. Both sums
-/// over the ranks have one kernel.
+/// One instantiation, by what it is compiled for: an operation, an element type, a tile, a staging
+/// of finished tiles, a number of operand stages, a type in which partial sums leave, gates, and the
+/// weights' layout. Both sums over the ranks have one kernel.
 ///
-/// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
-/// kernel that chose at run time would hold a copy for each.
+/// These shape the mainloop or the memory of a tile. Bias, residual, activation, several weights and
+/// time stamps are parameters of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
@@ -29,12 +27,8 @@ pub struct Variant {
     form: Form,
     stages: u32,
     partials: Partials,
-    activation: Activation,
     gated: bool,
     weights: WeightLayout,
-    /// Whether columns of several weights lie side by side.
-    several_weights: bool,
-    traced: bool,
 }
 
 /// The generation, with what only it distinguishes.
@@ -52,26 +46,12 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    /// The same kernel with time stamps: each launch takes a
-    /// [`TraceBuffer`](crate::cuda::TraceBuffer).
-    #[must_use]
-    pub const fn traced(self) -> Self {
-        Self { traced: true, ..self }
-    }
-
     /// Which kernel.
     pub const fn generation(&self) -> Generation {
         match self.form {
             Form::Hopper(_) => Generation::Hopper,
             Form::Portable => Generation::Portable,
         }
-    }
-
-    /// The same kernel with this activation of the result; one of [`Activation::of`] the op, as
-    /// another does not compile.
-    #[must_use]
-    pub const fn with_activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
     }
 
     /// The same kernel with gates: see [`GateLayout`](crate::GateLayout), which a launch tells it.
@@ -104,11 +84,6 @@ impl Variant {
         self.weights
     }
 
-    /// Whether it records.
-    pub(crate) const fn is_traced(&self) -> bool {
-        self.traced
-    }
-
     /// The operation; GEMM-ReduceScatter also stands for GEMM-AllReduce.
     pub const fn op(&self) -> OpKind {
         self.op
@@ -122,11 +97,6 @@ impl Variant {
     /// In which type partial sums leave for other ranks.
     pub const fn partials(&self) -> Partials {
         self.partials
-    }
-
-    /// What is applied to the result.
-    pub const fn activation(&self) -> Activation {
-        self.activation
     }
 
     /// Extents of a tile.
@@ -207,9 +177,6 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
-        if self.activation != Activation::None {
-            write!(f, "_{}", self.activation)?;
-        }
         if self.gated {
             f.write_str("_gated")?;
         }
@@ -219,12 +186,9 @@ impl fmt::Display for Variant {
         if self.weights == WeightLayout::Kn {
             f.write_str("_kn")?;
         }
-        if self.several_weights {
-            f.write_str("_several")?;
+        match self.form {
+            Form::Hopper(_) => Ok(()),
+            Form::Portable => write!(f, "_{}", Generation::Portable),
         }
-        if self.form == Form::Portable {
-            write!(f, "_{}", Generation::Portable)?;
-        }
-        if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }

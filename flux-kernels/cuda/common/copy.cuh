@@ -75,7 +75,7 @@ private:
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
                 const u32 at = v + i * stride;
-                if (at < all) ptx::store_global_16(p.y_address + row(item, at, per_row) * p.y_row_bytes + col_bytes(item, at, per_row), eight[i]);
+                if (at < all) ptx::store_global_16(p.weights[0].y + row(item, at, per_row) * p.weights[0].y_row_bytes + col_bytes(item, at, per_row), eight[i]);
             }
         }
     }

@@ -2,8 +2,8 @@
 // of gated columns y = act(gate + bias) * (up + bias).
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
-// rows), never on a partial. Params say whether there is a bias or a residual; the activation is
-// the kernel's.
+// rows), never on a partial. Params say whether there is a bias or a residual, and which
+// activation. A sum over ranks has none.
 
 #pragma once
 #include "common/weights.cuh"
@@ -19,6 +19,8 @@ __device__ __forceinline__ bool finishes(const WorkItem& item) {
     return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
 }
 
+constexpr float kLargestFloat = 3.402823466e38f;
+
 // v / (1 + exp(negated)): v times the logistic function of -negated, without cancellation.
 //
 // expf is within 1 ulp and the division within 2 (CUDA C++ Programming Guide, "Mathematical
@@ -27,23 +29,46 @@ __device__ __forceinline__ float gate(float v, float negated) {
     return __fdividef(v, 1.0f + expf(negated));
 }
 
-// GELU in its tanh form, 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks
-// and Gimpel, "Gaussian error linear units", arXiv 1606.08415. Its equal v / (1 + exp(-2 h)) is
-// within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
-template <Activation A>
-__device__ __forceinline__ float activate(float v) {
-    if constexpr (A == Activation::kGelu) {
-        return gate(v, v * fmaf(v * v, -kGeluCubic, -kGeluLinear));
-    } else if constexpr (A == Activation::kSilu) {
-        // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
-        return gate(v, -v);
-    } else if constexpr (A == Activation::kRelu) {
-        // Not fmaxf, which would turn a NaN into zero.
-        return v < 0.0f ? 0.0f : v;
-    } else {
-        static_assert(A == Activation::kNone, "an activation without a formula");
-        return v;
+// Of gated columns a thread has a gate and its up, eight columns apart. So many gates follow each
+// other, before their ups: of a swap-AB tile pairs of rows, else both rows' pairs of columns.
+template <class C>
+constexpr u32 kAdjacentGates = C::kSwapAB ? 2 : 4;
+
+template <class C>
+constexpr __device__ bool is_gate(u32 at) { return at / kAdjacentGates<C> % 2 == 0; }
+
+// Replaces a thread's accumulators, or of gated columns its gates, by `f` of them.
+template <class C, class F>
+__device__ __forceinline__ void replace_each(float (&acc)[C::kBlocks][C::kAccumulators], F f) {
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 at = 0; at < C::kAccumulators; ++at) {
+            if (!C::kGated || is_gate<C>(at)) acc[block][at] = f(acc[block][at]);
+        }
     }
+}
+
+// Applies the call's activation to a thread's accumulators, or of gated columns to its gates.
+//
+// GELU in its tanh form is 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks
+// and Gimpel, "Gaussian error linear units", arXiv 1606.08415. Its equal v / (1 + exp(-2 h)) is
+// within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it). SiLU is v / (1 + exp(-v)): Elfwing,
+// Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118. Both are one polynomial in the
+// exponent, so that the unrolled code has it once.
+template <class C>
+__device__ __forceinline__ void activate(const Params& p, float (&acc)[C::kBlocks][C::kAccumulators]) {
+    const Activation activation = static_cast<Activation>(p.activation);
+    if (activation == Activation::kNone) return;
+    if (activation == Activation::kRelu) {
+        // Not fmaxf, which would turn a NaN into zero.
+        replace_each<C>(acc, [](float v) { return v < 0.0f ? 0.0f : v; });
+        return;
+    }
+    const bool is_gelu = activation == Activation::kGelu;
+    const float cubic = is_gelu ? -kGeluCubic : 0.0f, linear = is_gelu ? -kGeluLinear : -1.0f;
+    // A finite square, as zero times infinity is none of SiLU's.
+    replace_each<C>(acc, [&](float v) { return gate(v, v * fmaf(fminf(v * v, kLargestFloat), cubic, linear)); });
 }
 
 // Of `bias` the elements of columns `col`, which is even and within the operand, and `col + 1`.
@@ -61,7 +86,7 @@ template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                          float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
-    const u64 all = WeightOf<C>(p, item.col).bias();
+    const u64 all = WeightOf<C>(p, item.col).operands().bias;
 #pragma unroll
     for (u32 j = 0; j < C::kCols / 8; ++j) {
         // Columns are a multiple of 8; memory may end behind the last.
@@ -84,7 +109,7 @@ template <class C>
 __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0, within = thread % 32 / 4;
-    const u64 all = WeightOf<C>(p, item.col).bias();
+    const u64 all = WeightOf<C>(p, item.col).operands().bias;
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -109,7 +134,7 @@ struct GatedBias {
     u32 step, up;
 
     __device__ __forceinline__ GatedBias(const Params& p, u32 col)
-        : at(p.bias + static_cast<u64>(col / 16 * 8 + col % 8) * p.gate_step * 2), step(p.gate_step * 2), up(p.up_offset * 2) {}
+        : at(p.weights[0].bias + static_cast<u64>(col / 16 * 8 + col % 8) * p.gate_step * 2), step(p.gate_step * 2), up(p.up_offset * 2) {}
 
     // To the next sixteen columns. Copied, or the compiler would keep all addresses.
     __device__ __forceinline__ void advance() { at = ptx::copied_here(at) + 8 * step; }
@@ -223,28 +248,25 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
     }
 }
 
-// Element `at` of a thread's results in a block. Of gated columns a thread has a gate and its up,
-// eight columns apart, so results are half as many as accumulators. They are made where they are
-// stored: large tiles have no registers for both.
+// Element `at` of a thread's results in a block. Of gated columns results are half as many as
+// accumulators. They are made where they are stored: large tiles have no registers for both.
 template <class C>
 __device__ __forceinline__ float result(const float (&acc)[C::kAccumulators], u32 at) {
     if constexpr (C::kGated) {
-        // Of a swap-AB tile pairs of rows, else both rows' pairs of columns.
-        constexpr u32 kTogether = C::kSwapAB ? 2 : 4;
-        const u32 gate = at / kTogether * 2 * kTogether + at % kTogether;
-        return activate<C::kActivation>(acc[gate]) * acc[gate + kTogether];
+        const u32 gate = at / kAdjacentGates<C> * 2 * kAdjacentGates<C> + at % kAdjacentGates<C>;
+        return acc[gate] * acc[gate + kAdjacentGates<C>];
     } else {
         return acc[at];
     }
 }
 
-// Applies the epilogue to one thread's accumulators of item `i`, but for gates: `result` multiplies
-// them. The item's columns are loaded only here: kept through the mainloop they would cost a
+// Applies the epilogue to one thread's accumulators of item `i`, but for ups: `result` multiplies
+// gates with them. The item's columns are loaded only here: kept through the mainloop they would cost a
 // register of every tile.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread, u32 first_row,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
-    if (p.bias != 0) {
+    if (p.weights[0].bias != 0) {
         if constexpr (C::kGated && C::kSwapAB) {
             add_gated_bias_swapped<C>(p, load_item(p, i), consumer, thread, acc);
         } else if constexpr (C::kGated) {
@@ -258,13 +280,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
     if constexpr (C::kReduceScatter) {
         if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
-    if constexpr (!C::kGated) {
-#pragma unroll
-        for (u32 block = 0; block < C::kBlocks; ++block) {
-#pragma unroll
-            for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] = activate<C::kActivation>(acc[block][at]);
-        }
-    }
+    if constexpr (!C::kReduceScatter) activate<C>(p, acc);
 }
 
 }  // namespace flux

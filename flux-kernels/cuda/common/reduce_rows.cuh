@@ -64,10 +64,10 @@ struct SumPlace {
 // Adds the bias and the residual, rounds, and stores to the caller's y and the peers' results.
 template <class C>
 __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, const RowPlace& at, const uint4& residual, float (&sum)[8]) {
-    if (p.bias != 0) {
+    if (p.weights[0].bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
-            const float2 bias = bias_pair<C::kBf16>(p.bias, at.col + i);
+            const float2 bias = bias_pair<C::kBf16>(p.weights[0].bias, at.col + i);
             sum[i] += bias.x;
             sum[i + 1] += bias.y;
         }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
     const uint4 eight = {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
                          ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])};
     const u64 row = to.first_row + at.row;
-    ptx::store_global_16(p.y_address + row * p.y_row_bytes + at.col * u64{2}, eight);
+    ptx::store_global_16(p.weights[0].y + row * p.weights[0].y_row_bytes + at.col * u64{2}, eight);
     if (to.results == 0) return;
     const u64 result = to.results + row * p.result_row_bytes + at.col * u64{2};
 #pragma unroll 1

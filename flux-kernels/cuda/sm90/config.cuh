@@ -5,8 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, Activation A, bool Gated,
-          bool WeightsKn, bool SeveralWeights, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, bool Gated, bool WeightsKn>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -21,15 +20,11 @@ struct Config {
     static constexpr bool kPartialsF32 = PartialsF32;
     static_assert(ReduceScatter || !PartialsF32, "nobody adds");
     static constexpr u32 kPartialBytes = PartialsF32 ? 4 : 2;
-    static constexpr Activation kActivation = A;  // of the result
     static constexpr bool kGated = Gated;         // the columns of w are gates and ups, in eights
     static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
-    static_assert(!ReduceScatter || (A == Activation::kNone && !Gated), "partial sums have no activation");
+    static_assert(!ReduceScatter || !Gated, "partial sums have no gates");
     static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
     static_assert(!WeightsKn || !Gated, "boxes of [k, n] hold columns that are adjacent in memory");
-    static constexpr bool kSeveralWeights = SeveralWeights;  // columns of several weights side by side
-    static_assert(!SeveralWeights || (!ReduceScatter && !Gated && !WeightsKn), "weights of [n, k], each with an output of its own");
-    static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);  // and one of producer, storer, mover and signal poller

@@ -225,9 +225,7 @@ private:
 
     // One thread stamps for both consumers: they take the same stages at nearly the same time.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
-        if constexpr (C::kTrace) {
-            if (index == 0 && thread == 0) stamp<C>(p, item, phase);
-        }
+        if (traces(p) && index == 0 && thread == 0) stamp(p, item, phase);
     }
 
     // Writes row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a

@@ -88,7 +88,7 @@ private:
         const bool is_short = item.out_outer >= p.full_shards;
         const WeightOf<C> weight(p, item.col);
         const TensorMap* map = is_short ? weight.short_shards() : weight.y();
-        store_boxes(map, item, item.col - weight.start, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
+        store_boxes(map, item, item.col - weight.operands().start, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
     }
 
     // `item_col`: the item's first column in the map.
@@ -209,7 +209,7 @@ private:
     }
 
     __device__ __forceinline__ void stamp_sent(u32 item) const {
-        if (lane == 0) stamp<C>(p, item, &ItemStamps::sent);
+        if (lane == 0) stamp(p, item, &ItemStamps::sent);
     }
 
     // The rest is done by one lane.

@@ -2,7 +2,7 @@
 
 use super::{
     AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT,
-    MoreWeight, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams,
+    Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams, Weight,
     WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
@@ -87,7 +87,7 @@ fn write() -> String {
     for mirror in [
         ItemStamps::MIRROR,
         WorkerStamps::MIRROR,
-        MoreWeight::MIRROR,
+        Weight::MIRROR,
         Params::MIRROR,
         RmsNormParams::MIRROR,
         AddRmsNormParams::MIRROR,

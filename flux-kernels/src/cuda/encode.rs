@@ -5,9 +5,10 @@ use super::error::LaunchError;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use super::trace::TraceBuffer;
-use crate::abi::{MAPS_OF_WEIGHT, MoreWeight, Params};
+use crate::abi::{MAPS_OF_WEIGHT, Params, Weight};
 use crate::variant::Variant;
 use crate::weights::{GATES, GateLayout, WeightLayout};
+use bytemuck::Zeroable;
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
 use flux_core::problem::{GATED_MULTIPLE, MAX_WEIGHTS};
@@ -304,17 +305,12 @@ pub(super) fn encode_params(
         deadline_ns: args.deadline_ns,
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
-        w: args.w.address,
-        w_row_bytes: args.w.row_bytes,
         row_bytes,
         shard_slot_bytes: gather_place_bytes(problem),
-        y_address: args.y.address,
-        y_row_bytes: args.y.row_bytes,
-        more: more_weights(p, args),
+        weights: weights(p, args),
         results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
-        bias: args.bias,
         residual: residual.map_or(0, |residual| residual.matrix.address),
         residual_row_bytes: residual.map_or(0, |residual| residual.matrix.row_bytes),
         scatter_buffer: args.scatter_buffer,
@@ -336,6 +332,7 @@ pub(super) fn encode_params(
         full_slots: if p.rows.is_flattened() { problem.full_shards() } else { u32::MAX },
         scatter_mask,
         k_local: problem.k_local(p.rank),
+        activation: args.activation as u32,
         gate_step,
         up_offset,
         source_row_bytes: problem.n_local(p.rank) * problem.partial_bytes() as u32,
@@ -351,26 +348,21 @@ pub(super) fn encode_params(
     })
 }
 
-/// The further weights.
-fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIGHTS - 1] {
-    let none = MoreWeight {
-        w: 0,
-        w_row_bytes: 0,
-        y_address: 0,
-        y_row_bytes: 0,
-        bias: 0,
-        start: u32::MAX,
-        padding: 0,
-    };
-    let mut all = [none; MAX_WEIGHTS - 1];
-    for ((to, &start), from) in all.iter_mut().zip(&p.weight_starts()[1..]).zip(args.more) {
-        let WeightArgs { w, y, bias } = *from;
-        *to = MoreWeight {
-            w: w.address,
+/// The weights, each by the addresses of the items' column 0.
+fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
+    let mut all = [Weight { start: u32::MAX, ..Weight::zeroed() }; MAX_WEIGHTS];
+    let first = WeightArgs { w: args.w, y: args.y, bias: args.bias };
+    let given = std::iter::once(&first).chain(args.more);
+    for ((to, start), &WeightArgs { w, y, bias }) in
+        all.iter_mut().zip(p.weight_starts()).zip(given)
+    {
+        let (columns, bytes) = (u64::from(start), p.problem.dtype().bytes() as u64);
+        *to = Weight {
+            w: w.address.wrapping_sub(columns * w.row_bytes),
             w_row_bytes: w.row_bytes,
-            y_address: y.address,
+            y: y.address.wrapping_sub(columns * bytes),
             y_row_bytes: y.row_bytes,
-            bias,
+            bias: if bias == 0 { 0 } else { bias.wrapping_sub(columns * bytes) },
             start,
             padding: 0,
         };

@@ -6,7 +6,6 @@
 use super::error::LaunchError;
 use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use crate::abi::Params;
-use crate::abi::WorkerStamps;
 use crate::variant::Variant;
 use bytemuck::Zeroable;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
@@ -24,20 +23,14 @@ pub(super) fn warm_up(
     multiprocessors: u32,
 ) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
-    let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
-    let bytes = control_bytes + FAULT_BYTES + stamps;
+    let bytes = control_bytes + FAULT_BYTES;
     let memory = ContextMemory::new(bytes as usize)?;
     let scratch = memory.address();
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
     unsafe { current::fill_bytes_async(scratch, 0, bytes as usize, 0) }?;
-    let params = Params {
-        control: scratch,
-        fault: scratch + control_bytes,
-        world: 1,
-        worker_stamps: scratch + control_bytes + FAULT_BYTES,
-        ..Params::zeroed()
-    };
+    let params =
+        Params { control: scratch, fault: scratch + control_bytes, world: 1, ..Params::zeroed() };
     let params = match variant.generation() {
         Generation::Hopper => with_maps(&params, scratch, variant)?,
         Generation::Portable => params,
@@ -48,7 +41,7 @@ pub(super) fn warm_up(
         shared_bytes: variant.shared_bytes(),
         stream: 0,
     };
-    // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
+    // SAFETY: a call without items and peers uses control block and fault block alone,
     // which live until the synchronisation below.
     unsafe { module.launch(function, launch, &params) }?;
     Ok(current::synchronize(0)?)

@@ -2,7 +2,6 @@
 
 use super::{Form, Variant};
 use crate::device::KernelTarget;
-use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
@@ -62,35 +61,30 @@ const fn kernel_of(op: OpKind) -> OpKind {
 }
 
 impl Variant {
-    /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, those for several weights, and some with [other weights](WeightLayout::Kn) or with
-    /// [gates](Self::with_gates), are compiled where they are used.
+    /// Every variant for a target: what [`of`](Self::of) returns for any program, with any layout
+    /// of weights, with gates and without.
     pub fn all(target: KernelTarget) -> Vec<Self> {
-        let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
-        let finished = plain.flat_map(|variant| {
-            Self::finishes(variant.op).map(move |finish| variant.finished(finish))
-        });
-        finished
+        OPS.into_iter()
+            .flat_map(|op| Self::plain(op, target))
             .flat_map(|variant| {
-                [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()
+                Self::finishes(variant.op).map(move |finish| variant.finished(finish))
             })
+            .flat_map(|variant| [Some(variant), variant.transposed()])
+            .flatten()
+            .flat_map(|variant| [Some(variant), variant.in_f32()])
+            .flatten()
             .collect()
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms. Each
-    /// op also has every element type and activation, with and without gates. An AllGather-GEMM
-    /// without gates has several weights. Weights are `[k, n]` where partial sums are of the op's
-    /// type, which takes registers. Large tiles, which have few, also send [`Partials::F32`]; the
-    /// others record time stamps.
+    /// op also has every element type, with and without gates. Weights of sums are `[k, n]` where
+    /// partial sums are of the op's type, which takes registers. Large tiles, which have few, also
+    /// send [`Partials::F32`].
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let marked = |variant: Self| {
-            let several_weights = variant.op.gathers() && !variant.gated;
-            Self { several_weights, traced: !variant.is_large(), ..variant }
-        };
         let of_op = |op| {
             Self::plain(op, target)
                 .zip(Self::finishes(op).cycle())
-                .map(move |(variant, finish)| marked(variant.finished(finish)))
+                .map(|(variant, finish)| variant.finished(finish))
         };
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
@@ -100,7 +94,7 @@ impl Variant {
         of_op(OpKind::AllGatherGemm).chain(sums).chain(large).collect()
     }
 
-    /// The variant for a program, without activation: of two the one with more stages.
+    /// The variant for a program, of weights `[n, k]` without gates: of two the one with more stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
@@ -117,13 +111,10 @@ impl Variant {
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) =
             (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let several_weights = program.problem.weight_count() > 1;
-        let of_tile = Self::with_tile(op, dtype, tile, target);
-        let of_tile = of_tile.map(|variant| Self {
-            several_weights,
-            ..variant.with_partials(sent_partials(program))
-        });
-        let fitting: Vec<_> = of_tile.filter(|variant| variant.fits(program)).collect();
+        let fitting: Vec<_> = Self::with_tile(op, dtype, tile, target)
+            .map(|variant| variant.with_partials(sent_partials(program)))
+            .filter(|variant| variant.fits(program))
+            .collect();
         if fitting.is_empty() {
             Err(NoSuchTile { tile, generation: target.generation })
         } else {
@@ -151,8 +142,9 @@ impl Variant {
             }
             Form::Portable => true,
         };
+        let takes_several = self.weights == WeightLayout::Nk && !self.gated;
         (self.op, self.dtype, self.tile, self.partials) == of_program
-            && self.several_weights == (program.problem.weight_count() > 1)
+            && (program.problem.weight_count() == 1 || takes_several)
             && does
     }
 
@@ -161,10 +153,9 @@ impl Variant {
         (self.op.sums_to() == SumsTo::Rows).then(|| self.with_partials(Partials::F32))
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
+    /// The same kernel for weights of `[k, n]`, unless it has gates.
     fn transposed(self) -> Option<Self> {
-        (self.activation == Activation::None && !self.gated)
-            .then(|| self.with_weights(WeightLayout::Kn))
+        (!self.gated).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// Whether its accumulators leave few registers.
@@ -172,7 +163,7 @@ impl Variant {
         self.tile.m * self.tile.n >= 128 * 192
     }
 
-    /// The kernels of an op, with one element type and no activation.
+    /// The kernels of an op, with one element type and no gates.
     fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
         target
             .generation
@@ -180,19 +171,16 @@ impl Variant {
             .flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
     }
 
-    /// Element types and activations of an op's kernels, without gates and, for the activations
-    /// that models use there, with them.
-    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation, bool)> + Clone {
-        let of_op = Activation::of(op).iter().map(|&activation| (activation, false));
-        let gated = [Activation::Silu, Activation::Gelu].into_iter().filter(move |_| op.gathers());
-        let all = of_op.chain(gated.map(|activation| (activation, true)));
-        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| {
-            all.clone().map(move |(activation, gated)| (dtype, activation, gated))
-        })
+    /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
+    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, bool)> + Clone {
+        let gates = if op.gathers() { &[false, true][..] } else { &[false] };
+        [DType::Bf16, DType::F16]
+            .into_iter()
+            .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype, gated)))
     }
 
-    const fn finished(self, (dtype, activation, gated): (DType, Activation, bool)) -> Self {
-        Self { dtype, activation, gated, ..self }
+    const fn finished(self, (dtype, gated): (DType, bool)) -> Self {
+        Self { dtype, gated, ..self }
     }
 
     fn with_tile(
@@ -223,11 +211,8 @@ impl Variant {
                 form,
                 stages,
                 partials: Partials::OpDType,
-                activation: Activation::None,
                 gated: false,
                 weights: WeightLayout::Nk,
-                several_weights: false,
-                traced: false,
             })
         })
     }
@@ -303,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_has_every_tile_type_and_activation_of_each_op_and_no_form_twice() {
+    fn a_cover_has_every_tile_and_type_of_each_op_and_no_form_twice() {
         for arch in Arch::ALL {
             let target = KernelTarget::of_arch(arch);
             let (all, cover) = (Variant::all(target), Variant::cover(target));
@@ -318,35 +303,35 @@ mod tests {
                     .count();
                 let has = wanted.partials == Partials::OpDType || wanted.is_large();
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
-                assert!(
-                    of_op().any(|variant| variant.dtype == wanted.dtype),
-                    "{wanted} {}",
-                    arch.name()
-                );
-                let alike = |variant: Variant| {
-                    (variant.activation, variant.gated) == (wanted.activation, wanted.gated)
-                };
-                assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
+                let alike = |v: &Variant| (v.dtype, v.gated) == (wanted.dtype, wanted.gated);
+                assert!(of_op().any(alike), "{wanted} {}", arch.name());
             }
-            let plain = |variant: &Variant| Variant {
-                traced: false,
-                several_weights: false,
-                weights: WeightLayout::Nk,
-                ..*variant
-            };
-            assert!(
-                cover
-                    .iter()
-                    .all(|variant| all.contains(&plain(variant))
-                        && variant.traced != variant.is_large()),
-                "{}",
-                arch.name()
-            );
+            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
             let f32 = |op| {
                 cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32))
             };
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }
+    }
+
+    #[test]
+    fn several_weights_are_neither_gated_nor_transposed() {
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            512,
+            2048,
+            4096,
+            DType::Bf16,
+            WorldSize::new(2).unwrap(),
+        )
+        .unwrap()
+        .with_weights(&[1024, 1024])
+        .unwrap();
+        let schedule = Schedule::of(TileShape::new(128, 256, 64));
+        let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
+        let variant = Variant::of(&program, HOPPER).unwrap();
+        assert!(!variant.with_gates(true).fits(&program));
+        assert!(!variant.with_weights(WeightLayout::Kn).fits(&program));
     }
 
     /// As a launch finds them: a program of each tile, with flattened rows and with rows per shard.

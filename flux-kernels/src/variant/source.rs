@@ -11,15 +11,9 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op.sums_to() == SumsTo::Rows);
-        let (stages, traced, shared, threads) =
-            (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let (f32, gated, kn, several) = (
-            self.partials == Partials::F32,
-            self.gated,
-            self.weights == WeightLayout::Kn,
-            self.several_weights,
-        );
-        let activation = self.activation.cuda_name();
+        let (stages, shared, threads) = (self.stages, self.shared_bytes(), Self::THREADS);
+        let (f32, gated, kn) =
+            (self.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn);
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
             Form::Hopper(staging) => (
@@ -31,8 +25,7 @@ impl Variant {
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, \
-             flux::Activation::{activation}, {gated}, {kn}, {several}, {traced}>;\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, {gated}, {kn}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == \
              {k}, \"variant/source.rs\");\n\
              {check}\

@@ -14,7 +14,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
+use flux_kernels::{Activation, GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
 use lateness::AMPLE;
 use std::sync::Arc;
 
@@ -130,6 +130,8 @@ pub(crate) struct World {
     pub(crate) residual_in_y: bool,
     /// How gates and ups lie, on a kernel with gates.
     pub(crate) gates: Option<GateLayout>,
+    /// Of the result, or of gates.
+    pub(crate) activation: Activation,
     epoch: Epoch,
 }
 
@@ -205,6 +207,7 @@ impl World {
             residual: None,
             residual_in_y: false,
             gates: variant.is_gated().then_some(GateLayout::Concatenated),
+            activation: Activation::None,
             epoch: first,
         }
     }
@@ -300,6 +303,7 @@ impl World {
             more: &[],
             y: matrix(&rank.y, self.y_shape(r)),
             gates: self.gates,
+            activation: self.activation,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {
                 matrix: matrix(
@@ -379,7 +383,7 @@ impl World {
             fill,
             bias: self.bias,
             residual: self.residual,
-            activation: self.kernel.variant().activation(),
+            activation: self.activation,
             gates: self.gates,
             flattened,
             per_node,

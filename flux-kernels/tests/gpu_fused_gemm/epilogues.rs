@@ -54,12 +54,9 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
                 ) {
                     continue;
                 }
+                let mut w = World::new(context, p, &schedule, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(Activation::of(op)) {
-                    let programs = programs(p, &schedule, Nodes::apart(p.world()));
-                    let variant = Variant::of(&programs[0], target(context))
-                        .expect("a variant")
-                        .with_activation(activation);
-                    let mut w = World::with(context, programs, variant, Epoch::FIRST);
+                    w.activation = activation;
                     for (bias, fill) in [
                         (Some(50 + call), Fill::SmallInts),
                         (Some(60 + call), Fill::Uniform),
@@ -100,12 +97,10 @@ fn check_all_gates(context: &Arc<CudaContext>, cases: &[Case]) {
         for (call, &(m, n, k, world, chunk)) in (1..).zip(cases) {
             let p = problem(OpKind::AllGatherGemm, m, n, k, dtype, world);
             let programs = programs(p, &schedule(tile, chunk), Nodes::apart(p.world()));
-            let variant = Variant::of(&programs[0], target(context))
-                .expect("a variant")
-                .with_activation(activation)
-                .with_gates(true);
+            let variant =
+                Variant::of(&programs[0], target(context)).expect("a variant").with_gates(true);
             let mut w = World::with(context, programs, variant, Epoch::FIRST);
-            w.gates = Some(layout);
+            (w.activation, w.gates) = (activation, Some(layout));
             for (bias, fill) in [
                 (Some(50 + call), Fill::Uniform),
                 (Some(60 + call), Fill::SmallInts),

@@ -21,7 +21,8 @@ use flux_kernels::cuda::{
 };
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{
-    Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout,
+    Activation, Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant,
+    WeightLayout,
 };
 use flux_transport::{
     Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError,
@@ -39,6 +40,7 @@ pub(crate) struct CudaExecutor {
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
     gates: Option<GateLayout>,
+    activation: Activation,
     norm: Option<(Arc<RmsNorm>, Epsilon)>,
     /// Of an AllGather-GEMM.
     gathered: Option<Arc<GatheredRows>>,
@@ -93,17 +95,8 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program
-                    .with_activation(epilogue.activation)
-                    .with_gates(epilogue.gates.is_some())
-                    .with_weights(weights);
-                kernels.push((
-                    of_program,
-                    kernel(
-                        if recipe.launch.trace { variant.traced() } else { variant },
-                        target.arch,
-                    )?,
-                ));
+                let variant = of_program.with_gates(epilogue.gates.is_some()).with_weights(weights);
+                kernels.push((of_program, kernel(variant, target.arch)?));
             }
         }
         let norm = epilogue
@@ -132,6 +125,7 @@ impl CudaExecutor {
             target,
             kernels,
             gates: epilogue.gates,
+            activation: epilogue.activation,
             norm,
             gathered,
             programs,
@@ -398,6 +392,7 @@ impl CudaExecutor {
             y: matrix::<T>(&operands.y),
             more,
             gates: self.gates,
+            activation: self.activation,
             bias: operands.bias.map_or(0, |bias| bias.address),
             residual: operands.residual.map(|view| Residual {
                 matrix: matrix::<T>(&view),

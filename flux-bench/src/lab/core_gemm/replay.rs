@@ -11,6 +11,7 @@ use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{Problem, Rank};
 use flux_cuda::DeviceBlock;
+use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::internal::launch_of;
 
@@ -147,6 +148,7 @@ impl Replay {
         };
         let args = LaunchArgs {
             gates: None,
+            activation: Activation::None,
             x: matrix(&set.x, problem.x_shape(program.rank))?,
             w: matrix(&set.w, problem.w_shape(program.rank))?,
             more: &[],
