@@ -7,6 +7,7 @@ use crate::cache::{AheadError, Cubins};
 use crate::device::KernelTarget;
 use crate::inspect::Report;
 use crate::nvrtc::{Arch, KernelSource};
+use crate::shipped;
 use crate::sources::Source;
 use crate::variant::Variant;
 use std::path::Path;
@@ -18,6 +19,8 @@ use std::sync::{Mutex, PoisonError};
 pub enum Selection {
     /// [`Variant::all`]: a device of the architecture needs no compiler for them.
     Every,
+    /// Those that most ops take: the others are compiled on first use.
+    Shipped,
     /// [`Variant::cover`], which checks the sources in a fraction of the time.
     Cover,
 }
@@ -28,6 +31,9 @@ impl Selection {
         match self {
             Self::Every => {
                 KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect()
+            }
+            Self::Shipped => {
+                KernelTarget::ahead_of_time(arch).into_iter().flat_map(shipped::variants).collect()
             }
             Self::Cover => Variant::cover(KernelTarget::of_arch(arch)),
         }

@@ -15,6 +15,7 @@ mod epilogue;
 pub mod harness;
 mod inspect;
 pub mod nvrtc;
+mod shipped;
 mod sources;
 mod variant;
 mod weights;

@@ -73,6 +73,12 @@ impl Variant {
         Self { partials, ..self }
     }
 
+    /// The same kernel of another element type.
+    #[must_use]
+    pub(crate) const fn with_dtype(self, dtype: DType) -> Self {
+        Self { dtype, ..self }
+    }
+
     /// The same kernel for weights that lie like this.
     #[must_use]
     pub const fn with_weights(self, weights: WeightLayout) -> Self {

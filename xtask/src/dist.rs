@@ -10,6 +10,7 @@
 //! ```
 
 use crate::cargo::{artifacts, cargo, check, commit, root, target_folder};
+use crate::kernels::Selection;
 use crate::{kernels, wheel};
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
@@ -31,8 +32,13 @@ here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 exec "$here/flux-bench" lab gpu-ci --dist "$here" "$@"
 "#;
 
+/// Prints the names of the kernels that the folder would have.
+pub(crate) fn list(selection: Selection) -> anyhow::Result<()> {
+    kernels::list(&ARCHS, selection)
+}
+
 /// Builds the folder anew and returns its path.
-pub(crate) fn build() -> anyhow::Result<PathBuf> {
+pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     let dist = root().join("dist");
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
@@ -80,7 +86,7 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     fs::write(&runner, RUNNER)?;
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
 
-    kernels::compile(Some(&dist.join("cubins")), &ARCHS, false)?;
+    kernels::compile(Some(&dist.join("cubins")), &ARCHS, selection)?;
 
     let wheel = wheel::build("gpu")?;
     copy(&wheel, &dist.join(wheel.file_name().context("a wheel has a name")?))?;
@@ -145,7 +151,7 @@ pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
         "gpu-ci checks GPUs, and there is no NVIDIA GPU here ({})",
         DEVICES.join(", ")
     );
-    let dist = build()?;
+    let dist = build(Selection::Shipped)?;
     let mut run = Command::new(dist.join("gpu-ci"));
     run.args(args);
     check(run)

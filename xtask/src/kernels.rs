@@ -17,15 +17,47 @@ const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// Exit status of `flux-kernels` without an NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel for `archs`, or a cover of them, into `out`, by default `cubins/` of the
-/// target folder, and prints its resources.
-pub(crate) fn compile(out: Option<&Path>, archs: &[&str], cover: bool) -> anyhow::Result<()> {
+/// Which kernels.
+#[derive(Clone, Copy)]
+pub(crate) enum Selection {
+    Every,
+    /// Those that most ops take.
+    Shipped,
+    /// The fewest that check the sources.
+    Cover,
+}
+
+impl Selection {
+    /// The options that name them and `archs`.
+    fn options<'a>(self, archs: &[&'a str]) -> Vec<&'a str> {
+        let option = match self {
+            Self::Every => None,
+            Self::Shipped => Some("--shipped"),
+            Self::Cover => Some("--cover"),
+        };
+        option.into_iter().chain(archs.iter().flat_map(|arch| ["--arch", arch])).collect()
+    }
+}
+
+/// Compiles kernels for `archs` into `out`, by default `cubins/` of the target folder, and prints
+/// their resources.
+pub(crate) fn compile(
+    out: Option<&Path>,
+    archs: &[&str],
+    selection: Selection,
+) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
-    words.extend(cover.then_some(OsStr::new("--cover")));
-    words.extend(archs.iter().flat_map(|arch| ["--arch", arch]).map(OsStr::new));
+    words.extend(selection.options(archs).into_iter().map(OsStr::new));
     with_nvrtc(&target, &words)
+}
+
+/// Prints the kernels' names, and compiles none.
+pub(crate) fn list(archs: &[&str], selection: Selection) -> anyhow::Result<()> {
+    let options = selection.options(archs);
+    let words: Vec<&OsStr> = ["list"].into_iter().chain(options).map(OsStr::new).collect();
+    check(compiler(&words, None))
 }
 
 /// Provides an NVRTC where tests look for one.

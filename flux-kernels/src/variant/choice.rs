@@ -5,7 +5,7 @@ use crate::device::KernelTarget;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
+use flux_core::{DType, OpKind, Partials, Problem, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,10 +45,9 @@ fn advice(generation: Generation) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// The type in which a program's partial sums leave for other ranks, if any do.
-fn sent_partials(program: &TileProgram) -> Partials {
-    let problem = &program.problem;
-    if problem.op().reduces() && (program.rows.is_flattened() || problem.world().peers() > 0) {
+/// The type in which partial sums leave for other ranks, if any do.
+fn sent_partials(problem: &Problem, flattened: bool) -> Partials {
+    if problem.op().reduces() && (flattened || problem.world().peers() > 0) {
         problem.partials()
     } else {
         Partials::OpDType
@@ -99,8 +98,18 @@ impl Variant {
     /// # Errors
     /// As of [`Self::fitting`].
     pub fn of(program: &TileProgram, target: KernelTarget) -> Result<Self, NoSuchTile> {
-        let fitting = Self::fitting(program, target)?;
-        let none = NoSuchTile { tile: program.tile, generation: target.generation };
+        Self::for_tile(&program.problem, program.tile, program.rows.is_flattened(), target)
+    }
+
+    /// The same for any program of a problem, by its tile and whether its rows are flattened.
+    pub(crate) fn for_tile(
+        problem: &Problem,
+        tile: TileShape,
+        flattened: bool,
+        target: KernelTarget,
+    ) -> Result<Self, NoSuchTile> {
+        let fitting = Self::fitting_tile(problem, tile, flattened, target)?;
+        let none = NoSuchTile { tile, generation: target.generation };
         fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(none)
     }
 
@@ -109,12 +118,21 @@ impl Variant {
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
-        let (op, dtype, tile) =
-            (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let fitting: Vec<_> = Self::with_tile(op, dtype, tile, target)
-            .map(|variant| variant.with_partials(sent_partials(program)))
-            .filter(|variant| variant.fits(program))
-            .collect();
+        Self::fitting_tile(&program.problem, program.tile, program.rows.is_flattened(), target)
+    }
+
+    /// The same for any program of a problem, by its tile and whether its rows are flattened.
+    fn fitting_tile(
+        problem: &Problem,
+        tile: TileShape,
+        flattened: bool,
+        target: KernelTarget,
+    ) -> Result<Vec<Self>, NoSuchTile> {
+        let fitting: Vec<_> =
+            Self::with_tile(kernel_of(problem.op()), problem.dtype(), tile, target)
+                .map(|variant| variant.with_partials(sent_partials(problem, flattened)))
+                .filter(|variant| variant.fits_tile(problem, tile, flattened))
+                .collect();
         if fitting.is_empty() {
             Err(NoSuchTile { tile, generation: target.generation })
         } else {
@@ -124,17 +142,16 @@ impl Variant {
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        let of_program = (
-            kernel_of(program.problem.op()),
-            program.problem.dtype(),
-            program.tile,
-            sent_partials(program),
-        );
+        self.fits_tile(&program.problem, program.tile, program.rows.is_flattened())
+    }
+
+    fn fits_tile(&self, problem: &Problem, tile: TileShape, flattened: bool) -> bool {
+        let wanted =
+            (kernel_of(problem.op()), problem.dtype(), tile, sent_partials(problem, flattened));
         let reduce_scatter = self.op.sums_to() == SumsTo::Rows;
         // Rows that go to several owners leave from a buffer of the whole tile.
-        let scatters = reduce_scatter && program.rows.is_flattened();
-        let sends_partials =
-            reduce_scatter && !program.rows.is_flattened() && program.problem.world().peers() > 0;
+        let scatters = reduce_scatter && flattened;
+        let sends_partials = reduce_scatter && !flattened && problem.world().peers() > 0;
         let does = match self.form {
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters)
@@ -143,8 +160,8 @@ impl Variant {
             Form::Portable => true,
         };
         let takes_several = self.weights == WeightLayout::Nk && !self.gated;
-        (self.op, self.dtype, self.tile, self.partials) == of_program
-            && (program.problem.weight_count() == 1 || takes_several)
+        (self.op, self.dtype, self.tile, self.partials) == wanted
+            && (problem.weight_count() == 1 || takes_several)
             && does
     }
 
