@@ -15,13 +15,14 @@ mod epilogue;
 pub mod harness;
 mod inspect;
 pub mod nvrtc;
+mod on_threads;
 mod shipped;
 mod sources;
 mod variant;
 mod weights;
 
 pub use aot::{Selection, compile_ahead};
-pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins};
 pub use device::{KernelTarget, NoKernel};
 pub use element::Element;
 pub use epilogue::{Activation, NoSuchActivation};
