@@ -34,7 +34,9 @@ impl Selection {
             Self::Shipped => {
                 KernelTarget::ahead_of_time(arch).into_iter().flat_map(shipped::variants).collect()
             }
-            Self::Cover => Variant::cover(KernelTarget::of_arch(arch)),
+            Self::Cover => {
+                KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::cover).collect()
+            }
         }
     }
 }

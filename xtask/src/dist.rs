@@ -9,7 +9,9 @@
 //! dist/c/             the C interface: library, header, example
 //! ```
 
-use crate::cargo::{artifacts, cargo, check, commit, root, target_folder};
+use crate::cargo::{
+    artifacts, build as build_workspace, cargo, check, commit, root, target_folder,
+};
 use crate::kernels::Selection;
 use crate::{kernels, wheel};
 use anyhow::{Context, ensure};
@@ -45,31 +47,13 @@ pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     }
     fs::create_dir_all(dist.join("tests"))?;
 
-    let mut program = cargo();
-    program
-        .args(["build", "--profile", "gpu", "--package", "flux-bench", "--bin", "flux-bench"])
-        .env("FLUX_COMMIT", commit());
     let mut tests = cargo();
     tests
         .args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"])
         .env("FLUX_COMMIT", commit());
 
-    let mut probe = cargo();
-    probe.args([
-        "build",
-        "--profile",
-        "gpu",
-        "--package",
-        "flux-tp-transport",
-        "--bin",
-        "flux-probe",
-    ]);
-    for artifact in artifacts(program)?.into_iter().chain(artifacts(probe)?) {
-        copy(&artifact.path, &dist.join(artifact.name))?;
-    }
-    let mut example = cargo();
-    example.args(["build", "--profile", "gpu", "--package", "flux-tp-ops", "--example", "tp_mlp"]);
-    for artifact in artifacts(example)? {
+    let programs = ["--bin", "flux-bench", "--bin", "flux-probe", "--example", "tp_mlp"];
+    for artifact in build_workspace("gpu", &programs)? {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
     let mut names = Vec::new();

@@ -2,6 +2,7 @@
 
 use super::{Form, Variant};
 use crate::device::KernelTarget;
+use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
@@ -79,6 +80,9 @@ impl Variant {
     /// op also has every element type, with and without gates. Weights of sums are `[k, n]` where
     /// partial sums are of the op's type, which takes registers. Large tiles, which have few, also
     /// send [`Partials::F32`].
+    ///
+    /// The portable kernel has small tiles for compute capability 8.0 and as PTX alone: elsewhere
+    /// registers are what may differ, and small tiles have enough.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| {
             Self::plain(op, target)
@@ -90,7 +94,12 @@ impl Variant {
             .map(|variant| variant.with_partials(Partials::F32));
         let sums =
             of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
-        of_op(OpKind::AllGatherGemm).chain(sums).chain(large).collect()
+        let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+        of_op(OpKind::AllGatherGemm)
+            .chain(sums)
+            .chain(large)
+            .filter(|variant| all_tiles || variant.tile.m * variant.tile.n >= 64 * 256)
+            .collect()
     }
 
     /// The variant for a program, of weights `[n, k]` without gates: of two the one with more stages.
@@ -249,7 +258,6 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvrtc::Arch;
     use flux_core::layout::RowLayout;
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
@@ -318,7 +326,9 @@ mod tests {
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
                     .count();
-                let has = wanted.partials == Partials::OpDType || wanted.is_large();
+                let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+                let has = (wanted.partials == Partials::OpDType || wanted.is_large())
+                    && (all_tiles || wanted.tile.m * wanted.tile.n >= 64 * 256);
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
                 let alike = |v: &Variant| (v.dtype, v.gated) == (wanted.dtype, wanted.gated);
                 assert!(of_op().any(alike), "{wanted} {}", arch.name());
