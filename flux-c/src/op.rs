@@ -234,7 +234,7 @@ impl flux_op_options {
             gates,
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
             batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
-            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::OpDType },
+            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::Output },
             sm_margin: limits.sm_margin,
             max_workspace: limits.max_workspace,
             captures: has(FLUX_OP_CAPTURES),

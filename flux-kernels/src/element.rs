@@ -1,6 +1,6 @@
 //! Element types of the operands on the host.
 //!
-//! Invariant: every [`Element`] is two bytes of plain data, and converts as in the kernels: exactly
+//! Invariant: every [`Element`] is plain data, and converts as in the kernels: exactly
 //! to fp32, to nearest even from it.
 
 use bytemuck::Pod;

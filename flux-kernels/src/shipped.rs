@@ -37,7 +37,7 @@ pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
     kernels.truncate(MOST);
     kernels
         .into_iter()
-        .flat_map(|(kernel, _)| [DType::Bf16, DType::F16].map(|dtype| kernel.with_dtype(dtype)))
+        .flat_map(|(kernel, _)| DType::ALL.map(|dtype| kernel.with_dtype(dtype)))
         .flat_map(|kernel| WeightLayout::ALL.map(|weights| kernel.with_weights(weights)))
         .collect()
 }
@@ -59,7 +59,9 @@ fn counted(target: KernelTarget) -> Vec<(Variant, usize)> {
 fn kernel(problem: &Problem, plan: &Plan, target: KernelTarget) -> Option<Variant> {
     if plan.comm == CommMode::Sequential {
         // Its GEMM is that of one rank, with rows per shard.
-        let gemm = Problem::new(problem.op(), 1, 8, 8, problem.dtype(), WorldSize::ONE).ok()?;
+        let (op, numerics) = (problem.op(), problem.numerics());
+        let least = numerics.row_multiple() as usize;
+        let gemm = Problem::new(op, 1, least, least, numerics, WorldSize::ONE).ok()?;
         return Variant::for_tile(&gemm, plan.tile, false, target).ok();
     }
     Variant::for_tile(problem, plan.tile, plan.is_flattened(), target).ok()
@@ -71,9 +73,8 @@ fn measured(generation: Generation) -> Vec<(Problem, Plan)> {
     let rows = table.rows().iter().filter(|row| row.key.generation == generation);
     rows.filter_map(|row| {
         let (n, k) = (row.key.n as usize, row.key.k as usize);
-        let problem =
-            Problem::new(row.key.op, row.m as usize, n, k, row.key.dtype, row.key.world).ok()?;
-        Some((problem.with_partials(row.key.partials), row.plan))
+        let (m, numerics) = (row.m as usize, row.key.numerics);
+        Some((Problem::new(row.key.op, m, n, k, numerics, row.key.world).ok()?, row.plan))
     })
     .collect()
 }

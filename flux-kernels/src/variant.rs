@@ -10,23 +10,22 @@ pub use choice::NoSuchTile;
 
 use crate::weights::WeightLayout;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
+use flux_core::{DType, Numerics, OpKind, Partials, SumsTo, TileShape};
 use std::fmt;
 
-/// One instantiation, by what it is compiled for: an operation, an element type, a tile, a staging
-/// of finished tiles, a number of operand stages, a type in which partial sums leave, gates, and the
-/// weights' layout. Both sums over the ranks have one kernel.
+/// One instantiation, by what it is compiled for: an operation, element types, a tile, a staging of
+/// finished tiles, a number of operand stages, gates, and the weights' layout. Both sums over the
+/// ranks have one kernel.
 ///
 /// These shape the mainloop or the memory of a tile. Bias, residual, activation, several weights and
 /// time stamps are parameters of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
-    dtype: DType,
+    numerics: Numerics,
     tile: TileShape,
     form: Form,
     stages: u32,
-    partials: Partials,
     gated: bool,
     weights: WeightLayout,
 }
@@ -70,13 +69,13 @@ impl Variant {
     /// GEMM-ReduceScatter only, as another does not compile.
     #[must_use]
     pub const fn with_partials(self, partials: Partials) -> Self {
-        Self { partials, ..self }
+        Self { numerics: self.numerics.with_partials(partials), ..self }
     }
 
-    /// The same kernel of another element type.
+    /// The same kernel with operands and outputs of this type.
     #[must_use]
     pub(crate) const fn with_dtype(self, dtype: DType) -> Self {
-        Self { dtype, ..self }
+        Self { numerics: Numerics { operand: dtype, output: dtype, ..self.numerics }, ..self }
     }
 
     /// The same kernel for weights that lie like this.
@@ -95,14 +94,9 @@ impl Variant {
         self.op
     }
 
-    /// Element type of the operands.
-    pub const fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// In which type partial sums leave for other ranks.
-    pub const fn partials(&self) -> Partials {
-        self.partials
+    /// Element types.
+    pub const fn numerics(&self) -> Numerics {
+        self.numerics
     }
 
     /// Extents of a tile.
@@ -122,9 +116,9 @@ impl Variant {
             || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
     }
 
-    /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One
-    /// consumer's columns are whole boxes.
-    pub(crate) const fn box_cols(&self) -> u32 {
+    /// Bytes of a row of the boxes in which a tile is stored to `y`: `kBoxRowBytes` of config.cuh.
+    /// One consumer's columns are whole boxes.
+    pub(crate) const fn box_row_bytes(&self) -> u32 {
         let columns_per_result = 1 + self.gated as u32;
         let cols = match self.splits_columns() {
             // A block's.
@@ -132,11 +126,12 @@ impl Variant {
             true => self.tile.n / Self::CONSUMERS,
             false => self.tile.n,
         };
-        match cols / columns_per_result {
-            cols if cols.is_multiple_of(64) => 64,
-            cols if cols.is_multiple_of(32) => 32,
-            cols if cols.is_multiple_of(16) => 16,
-            _ => 8,
+        // The widest swizzle that divides them.
+        match cols / columns_per_result * self.numerics.output.bytes() as u32 {
+            bytes if bytes.is_multiple_of(128) => 128,
+            bytes if bytes.is_multiple_of(64) => 64,
+            bytes if bytes.is_multiple_of(32) => 32,
+            _ => 16,
         }
     }
 
@@ -153,13 +148,11 @@ impl Variant {
     /// config.cuh. An fp32 partial tile waits there until it is sent, and the first consumer's part
     /// of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
-        match (self.op.sums_to(), self.form, self.partials) {
-            (SumsTo::Rows, Form::Hopper(_), Partials::F32) => {
-                (self.tile.m * self.tile.n * 4) as u64
-            }
-            (SumsTo::Rows, Form::Hopper(Staging::Shared), Partials::OpDType) => {
-                (self.tile.m * self.tile.n) as u64
-            }
+        let Form::Hopper(staging) = self.form else { return 0 };
+        let slot = (self.tile.m * self.tile.n) as u64 * self.numerics.partial_bytes() as u64;
+        match (self.op.sums_to(), self.numerics.partials, staging) {
+            (SumsTo::Rows, Partials::F32, _) => slot,
+            (SumsTo::Rows, Partials::Output, Staging::Shared) => slot / Self::CONSUMERS as u64,
             _ => 0,
         }
     }
@@ -168,9 +161,9 @@ impl Variant {
     pub const fn shared_bytes(&self) -> u32 {
         match self.form {
             Form::Hopper(staging) => {
-                self.tile.shared_bytes(staging, self.stages, self.op.reduces())
+                self.tile.shared_bytes(staging, self.numerics, self.stages, self.op.reduces())
             }
-            Form::Portable => self.tile.portable_shared_bytes(self.stages),
+            Form::Portable => self.tile.portable_shared_bytes(self.numerics, self.stages),
         }
     }
 
@@ -182,11 +175,11 @@ impl Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
+        write!(f, "flux_{}_{}_{}_s{}", self.op, self.numerics.operand, self.tile, self.stages)?;
         if self.gated {
             f.write_str("_gated")?;
         }
-        if self.partials == Partials::F32 {
+        if self.numerics.partials == Partials::F32 {
             f.write_str("_f32_partials")?;
         }
         if self.weights == WeightLayout::Kn {

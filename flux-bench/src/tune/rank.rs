@@ -87,10 +87,10 @@ fn tune<T: Element>(
             asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options)
         }
         OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k))
-            .partials(problem.partials())
+            .partials(problem.numerics().partials)
             .tune(comm, options),
         OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k))
-            .partials(problem.partials())
+            .partials(problem.numerics().partials)
             .tune(comm, options),
     }
 }

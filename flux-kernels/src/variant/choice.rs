@@ -6,34 +6,34 @@ use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, Problem, SumsTo, TileShape};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile} here: {}", advice(*generation))]
+#[error("there is no kernel for tiles of {tile} here: {}", advice(*generation, *numerics))]
 pub struct NoSuchTile {
     /// The requested tile.
     pub tile: TileShape,
     /// The device's kernel.
     pub generation: Generation,
+    /// The requested element types.
+    pub numerics: Numerics,
 }
 
 /// The tiles that there are kernels for, in words.
-fn advice(generation: Generation) -> String {
+fn advice(generation: Generation, numerics: Numerics) -> String {
     let list = |kept: &dyn Fn(TileShape) -> bool| {
         generation
-            .tiles()
+            .tiles(numerics)
             .filter(|&tile| kept(tile))
             .map(|tile| tile.to_string())
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let [scatters, sends] =
-        [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
-    let mut text = format!(
-        "use {}",
-        list(&|tile| generation.scatters(tile) && generation.sends_partials(tile))
-    );
+    let scatters = |tile| generation.scatters(tile, numerics);
+    let sends = |tile| generation.sends_partials(tile, numerics);
+    let mut text = format!("use {}", list(&|tile| scatters(tile) && sends(tile)));
+    let [scatters, sends] = [list(&|tile| !sends(tile)), list(&|tile| !scatters(tile))];
     if !scatters.is_empty() {
         text.push_str("; for gemm_rs and gemm_ar of several ranks with flattened rows also ");
         text.push_str(&scatters);
@@ -46,12 +46,13 @@ fn advice(generation: Generation) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// The type in which partial sums leave for other ranks, if any do.
-fn sent_partials(problem: &Problem, flattened: bool) -> Partials {
-    if problem.op().reduces() && (flattened || problem.world().peers() > 0) {
-        problem.partials()
+/// The element types of a problem's kernel: where no partial sums leave for other ranks, they have
+/// the output's type.
+fn numerics_of(problem: &Problem, flattened: bool) -> Numerics {
+    if flattened || problem.world().peers() > 0 {
+        problem.numerics()
     } else {
-        Partials::OpDType
+        problem.numerics().with_partials(Partials::Output)
     }
 }
 
@@ -118,7 +119,8 @@ impl Variant {
         target: KernelTarget,
     ) -> Result<Self, NoSuchTile> {
         let fitting = Self::fitting_tile(problem, tile, flattened, target)?;
-        let none = NoSuchTile { tile, generation: target.generation };
+        let (generation, numerics) = (target.generation, problem.numerics());
+        let none = NoSuchTile { tile, generation, numerics };
         fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(none)
     }
 
@@ -137,13 +139,12 @@ impl Variant {
         flattened: bool,
         target: KernelTarget,
     ) -> Result<Vec<Self>, NoSuchTile> {
-        let fitting: Vec<_> =
-            Self::with_tile(kernel_of(problem.op()), problem.dtype(), tile, target)
-                .map(|variant| variant.with_partials(sent_partials(problem, flattened)))
-                .filter(|variant| variant.fits_tile(problem, tile, flattened))
-                .collect();
+        let numerics = numerics_of(problem, flattened);
+        let fitting: Vec<_> = Self::with_tile(kernel_of(problem.op()), numerics, tile, target)
+            .filter(|variant| variant.fits_tile(problem, tile, flattened))
+            .collect();
         if fitting.is_empty() {
-            Err(NoSuchTile { tile, generation: target.generation })
+            Err(NoSuchTile { tile, generation: target.generation, numerics })
         } else {
             Ok(fitting)
         }
@@ -155,8 +156,7 @@ impl Variant {
     }
 
     fn fits_tile(&self, problem: &Problem, tile: TileShape, flattened: bool) -> bool {
-        let wanted =
-            (kernel_of(problem.op()), problem.dtype(), tile, sent_partials(problem, flattened));
+        let wanted = (kernel_of(problem.op()), numerics_of(problem, flattened), tile);
         let reduce_scatter = self.op.sums_to() == SumsTo::Rows;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && flattened;
@@ -164,12 +164,13 @@ impl Variant {
         let does = match self.form {
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters)
-                    && (self.tile.sends_partials_from(staging) || !sends_partials)
+                    && (self.tile.sends_partials_from(staging, self.numerics.output)
+                        || !sends_partials)
             }
             Form::Portable => true,
         };
         let takes_several = self.weights == WeightLayout::Nk && !self.gated;
-        (self.op, self.dtype, self.tile, self.partials) == wanted
+        (self.op, self.numerics, self.tile) == wanted
             && (problem.weight_count() == 1 || takes_several)
             && does
     }
@@ -193,63 +194,58 @@ impl Variant {
     fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
         target
             .generation
-            .tiles()
-            .flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
+            .tiles(DType::Bf16.into())
+            .flat_map(move |tile| Self::with_tile(op, DType::Bf16.into(), tile, target))
     }
 
     /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
-    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, bool)> + Clone {
+    fn finishes(op: OpKind) -> impl Iterator<Item = (Numerics, bool)> + Clone {
         let gates = if op.gathers() { &[false, true][..] } else { &[false] };
-        [DType::Bf16, DType::F16]
+        DType::ALL
             .into_iter()
-            .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype, gated)))
+            .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype.into(), gated)))
     }
 
-    const fn finished(self, (dtype, gated): (DType, bool)) -> Self {
-        Self { dtype, gated, ..self }
+    const fn finished(self, (numerics, gated): (Numerics, bool)) -> Self {
+        Self { numerics, gated, ..self }
     }
 
     fn with_tile(
         op: OpKind,
-        dtype: DType,
+        numerics: Numerics,
         tile: TileShape,
         target: KernelTarget,
     ) -> impl Iterator<Item = Self> {
         let forms: Vec<_> = match target.generation {
             Generation::Hopper => tile
-                .stagings()
-                .filter(|&staging| Self::is_staged(op, tile, staging))
+                .stagings(numerics)
+                .filter(|&staging| Self::is_staged(op, numerics, tile, staging))
                 .map(Form::Hopper)
                 .collect(),
-            Generation::Portable => {
-                target.generation.tiles().filter(|&t| t == tile).map(|_| Form::Portable).collect()
-            }
+            Generation::Portable => target
+                .generation
+                .tiles(numerics)
+                .filter(|&t| t == tile)
+                .map(|_| Form::Portable)
+                .collect(),
         };
         forms.into_iter().filter_map(move |form| {
             let stages = match form {
-                Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
-                Form::Portable => tile.portable_stages(target.shared_bytes)?,
+                Form::Hopper(staging) => tile.stages(staging, numerics, target.shared_bytes)?,
+                Form::Portable => tile.portable_stages(numerics, target.shared_bytes)?,
             };
-            Some(Self {
-                op,
-                dtype,
-                tile,
-                form,
-                stages,
-                partials: Partials::OpDType,
-                gated: false,
-                weights: WeightLayout::Nk,
-            })
+            Some(Self { op, numerics, tile, form, stages, gated: false, weights: WeightLayout::Nk })
         })
     }
 
     /// Whether there is a Hopper kernel of this form.
-    fn is_staged(op: OpKind, tile: TileShape, staging: Staging) -> bool {
+    fn is_staged(op: OpKind, numerics: Numerics, tile: TileShape, staging: Staging) -> bool {
         match op.sums_to() {
             // Nothing is scattered, so one buffer does.
-            SumsTo::Nothing => staging == Staging::Shared || tile.stagings().count() == 1,
+            SumsTo::Nothing => staging == Staging::Shared || tile.stagings(numerics).count() == 1,
             SumsTo::Rows | SumsTo::All => {
-                staging == Staging::PerConsumer || tile.sends_partials_from(staging)
+                staging == Staging::PerConsumer
+                    || tile.sends_partials_from(staging, numerics.output)
             }
         }
     }
@@ -262,11 +258,11 @@ mod tests {
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
 
+    const BF16: DType = DType::Bf16;
     const HOPPER: KernelTarget = KernelTarget::of_arch(Arch::Sm90a);
 
     fn program(op: OpKind, m: usize, rows: RowLayout) -> TileProgram {
-        let problem =
-            Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(op, m, 2048, 4096, BF16, WorldSize::new(2).unwrap()).unwrap();
         TileProgram::build(
             &problem,
             Rank::new(0),
@@ -320,22 +316,27 @@ mod tests {
             for wanted in &all {
                 let of_op = || {
                     cover.iter().filter(|variant| {
-                        (variant.op, variant.partials) == (wanted.op, wanted.partials)
+                        (variant.op, variant.numerics.partials)
+                            == (wanted.op, wanted.numerics.partials)
                     })
                 };
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
                     .count();
                 let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
-                let has = (wanted.partials == Partials::OpDType || wanted.is_large())
+                let has = (wanted.numerics.partials == Partials::Output || wanted.is_large())
                     && (all_tiles || wanted.tile.m * wanted.tile.n >= 64 * 256);
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
-                let alike = |v: &Variant| (v.dtype, v.gated) == (wanted.dtype, wanted.gated);
+                let alike = |v: &Variant| {
+                    (v.numerics.operand, v.gated) == (wanted.numerics.operand, wanted.gated)
+                };
                 assert!(of_op().any(alike), "{wanted} {}", arch.name());
             }
             assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
             let f32 = |op| {
-                cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32))
+                cover
+                    .iter()
+                    .any(|variant| (variant.op, variant.numerics.partials) == (op, Partials::F32))
             };
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }
@@ -367,14 +368,14 @@ mod tests {
         let targets = Arch::ALL.map(KernelTarget::of_arch);
         for (target, tile) in targets
             .into_iter()
-            .flat_map(|target| target.generation.tiles().map(move |tile| (target, tile)))
+            .flat_map(|target| target.generation.tiles(BF16.into()).map(move |tile| (target, tile)))
         {
             let problem = Problem::new(
                 OpKind::GemmReduceScatter,
                 1024,
                 2048,
                 4096,
-                DType::Bf16,
+                BF16,
                 WorldSize::new(2).unwrap(),
             )
             .unwrap();
@@ -388,7 +389,10 @@ mod tests {
                 Variant::of(&program, target).is_ok()
             };
             let generation = target.generation;
-            let says = [generation.scatters(tile), generation.sends_partials(tile)];
+            let says = [
+                generation.scatters(tile, BF16.into()),
+                generation.sends_partials(tile, BF16.into()),
+            ];
             assert_eq!(
                 says,
                 [RowLayout::Flattened, RowLayout::PerShard].map(has_kernel),
@@ -406,10 +410,10 @@ mod tests {
             TileProgram::build(&problem.with_partials(partials), Rank::new(0), &schedule).unwrap()
         };
         for rows in [RowLayout::PerShard, RowLayout::Flattened] {
-            let [rounded, f32] = [Partials::OpDType, Partials::F32]
+            let [rounded, f32] = [Partials::Output, Partials::F32]
                 .map(|partials| of(OpKind::GemmReduceScatter, rows, partials));
             let variants = Variant::fitting(&f32, HOPPER).unwrap();
-            assert!(variants.iter().all(|variant| variant.partials == Partials::F32
+            assert!(variants.iter().all(|variant| variant.numerics.partials == Partials::F32
                 && variant.fits(&f32)
                 && !variant.fits(&rounded)));
             assert_eq!(
@@ -422,8 +426,8 @@ mod tests {
             );
             let gathers = of(OpKind::AllGatherGemm, rows, Partials::F32);
             assert_eq!(
-                Variant::of(&gathers, HOPPER).unwrap().partials,
-                Partials::OpDType,
+                Variant::of(&gathers, HOPPER).unwrap().numerics.partials,
+                Partials::Output,
                 "it has no partial sums"
             );
         }
@@ -431,14 +435,20 @@ mod tests {
 
     #[test]
     fn a_tile_without_a_kernel_is_answered_with_those_that_have_one() {
-        let text =
-            NoSuchTile { tile: TileShape::new(128, 160, 64), generation: Generation::Hopper }
-                .to_string();
+        let text = NoSuchTile {
+            tile: TileShape::new(128, 160, 64),
+            generation: Generation::Hopper,
+            numerics: BF16.into(),
+        }
+        .to_string();
         assert!(
             text.starts_with("there is no kernel for tiles of 128x160x64 here: use 128x256x64, "),
             "{text}"
         );
-        assert!(Generation::Hopper.tiles().all(|tile| text.contains(&tile.to_string())), "{text}");
+        assert!(
+            Generation::Hopper.tiles(BF16.into()).all(|tile| text.contains(&tile.to_string())),
+            "{text}"
+        );
     }
 
     #[test]

@@ -10,10 +10,10 @@ impl Variant {
     /// The translation unit that instantiates the kernel.
     pub fn source(&self) -> Source {
         let name = self.entry();
-        let (bf16, rs) = (self.dtype == DType::Bf16, self.op.sums_to() == SumsTo::Rows);
+        let (bf16, rs) = (self.numerics.operand == DType::Bf16, self.op.sums_to() == SumsTo::Rows);
         let (stages, shared, threads) = (self.stages, self.shared_bytes(), Self::THREADS);
         let (f32, gated, kn) =
-            (self.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn);
+            (self.numerics.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn);
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
             Form::Hopper(staging) => (
@@ -46,16 +46,16 @@ impl Variant {
     /// That a Hopper kernel has the boxes and the form that are assumed here.
     fn hopper_check(&self, staging: Staging) -> String {
         format!(
-            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == \
+            "static_assert(C::kPairs == {pairs} && C::kBoxRowBytes == {box_row_bytes} && C::kBoxRows == \
              {box_rows}, \"variant/source.rs\");\n\
              static_assert(C::kGlobalStagingBytes == {staged}, \"variant/source.rs\");\n\
              static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \
              \"table.rs\");\n",
             staged = self.epilogue_staging_bytes(),
             pairs = self.loads_pairs(),
-            box_cols = self.box_cols(),
+            box_row_bytes = self.box_row_bytes(),
             box_rows = self.box_rows(),
-            sends = self.tile.sends_partials_from(staging),
+            sends = self.tile.sends_partials_from(staging, self.numerics.output),
             swaps = self.tile.swaps_ab(),
         )
     }

@@ -251,14 +251,20 @@ impl World {
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
                 self.harness
-                    .fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream)
+                    .fill(
+                        window(&rank.x, p.x_shape(r), x0),
+                        seeds.x,
+                        fill,
+                        p.numerics().operand,
+                        stream,
+                    )
                     .expect("fill");
                 self.harness
                     .fill(
                         of_weights(window(&rank.w, p.w_shape(r), w0)),
                         seeds.w,
                         fill,
-                        p.dtype(),
+                        p.numerics().operand,
                         stream,
                     )
                     .expect("fill");
@@ -266,7 +272,13 @@ impl World {
                     let col0 = p.columns(r).start;
                     let shape = Shape { rows: 1, cols: p.n_local(r) };
                     self.harness
-                        .fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream)
+                        .fill(
+                            window(&rank.bias, shape, (0, col0)),
+                            seed,
+                            fill,
+                            p.numerics().operand,
+                            stream,
+                        )
                         .expect("fill");
                 }
                 self.harness
@@ -275,7 +287,13 @@ impl World {
                 if let Some(seed) = self.residual {
                     let to = if self.residual_in_y { &rank.y } else { &rank.residual };
                     self.harness
-                        .fill(window(to, y, (p.y_rows(r).start, 0)), seed, fill, p.dtype(), stream)
+                        .fill(
+                            window(to, y, (p.y_rows(r).start, 0)),
+                            seed,
+                            fill,
+                            p.numerics().operand,
+                            stream,
+                        )
                         .expect("fill");
                 }
                 let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();

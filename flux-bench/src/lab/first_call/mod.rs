@@ -117,7 +117,7 @@ fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Re
         "--shapes",
         &case.name,
         "--dtype",
-        case.problem.dtype().name(),
+        case.problem.numerics().operand.name(),
     ]);
     command
         .args([

@@ -170,7 +170,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
             seed: args.seed.unwrap_or(1),
             defect: args.defect,
         };
-        let soaked = match case.problem.dtype() {
+        let soaked = match case.problem.numerics().operand {
             DType::Bf16 => phases::soak::<bf16>(&ctx, &case.problem, &run)?,
             DType::F16 => phases::soak::<f16>(&ctx, &case.problem, &run)?,
         };

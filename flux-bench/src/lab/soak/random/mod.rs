@@ -69,7 +69,7 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
             seed: case.seed,
             defect: args.defect,
         };
-        let soaked = match case.problem.dtype() {
+        let soaked = match case.problem.numerics().operand {
             DType::Bf16 => phases::soak::<bf16>(ctx, &case.problem, &run),
             DType::F16 => phases::soak::<f16>(ctx, &case.problem, &run),
         };
