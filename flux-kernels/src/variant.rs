@@ -1,17 +1,25 @@
 //! The instantiations of the fused kernel.
 //!
-//! Invariant: a variant's numbers are those of `struct Config` in `config.cuh` of its generation,
-//! `flux-kernels/cuda/sm90/` or `sm80/`.
+//! Invariant: the numbers of a kernel are computed here and declared in its translation unit, so
+//! CUDA sources have none of their own that follow from tile or element types.
 
 mod choice;
+mod constants;
+mod hopper;
+mod portable;
 mod source;
 
 pub use choice::NoSuchTile;
 
 use crate::weights::WeightLayout;
-use flux_core::tile::{Generation, Staging};
+use flux_core::tile::{CONSUMERS, Generation, Staging};
 use flux_core::{DType, Numerics, OpKind, Partials, SumsTo, TileShape};
 use std::fmt;
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 4 * WARP;
 
 /// One instantiation, by what it is compiled for: an operation, element types, a tile, a staging of
 /// finished tiles, a number of operand stages, gates, and the weights' layout. Both sums over the
@@ -43,7 +51,6 @@ impl Variant {
     /// Threads of a CTA: eight consumer warps, and four of producer, mover and those that carry
     /// results and signals.
     pub const THREADS: u32 = 384;
-    const CONSUMERS: u32 = 2;
 
     /// Which kernel.
     pub const fn generation(&self) -> Generation {
@@ -104,55 +111,26 @@ impl Variant {
         self.tile
     }
 
-    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. Adjacent lines of a
-    /// row of `w` are then loaded together, so a miss need bring no more than its line.
+    /// Whether two steps along k are loaded at once. Adjacent lines of a row of `w` are then loaded
+    /// together, so a miss need bring no more than its line. It takes a ring of whole pairs, at
+    /// least three.
     pub(crate) const fn loads_pairs(&self) -> bool {
         self.stages >= 6 && self.stages.is_multiple_of(2)
     }
 
-    /// Whether consumers split a tile by columns instead of rows: `kSplitColumns` of config.cuh.
-    const fn splits_columns(&self) -> bool {
-        self.tile.m == 64
-            || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
+    /// Columns of `w` for one of `y`.
+    const fn columns_per_output(&self) -> u32 {
+        1 + self.gated as u32
     }
 
-    /// Bytes of a row of the boxes in which a tile is stored to `y`: `kBoxRowBytes` of config.cuh.
-    /// One consumer's columns are whole boxes.
-    pub(crate) const fn box_row_bytes(&self) -> u32 {
-        let columns_per_result = 1 + self.gated as u32;
-        let cols = match self.splits_columns() {
-            // A block's.
-            _ if self.tile.swaps_ab() => 64,
-            true => self.tile.n / Self::CONSUMERS,
-            false => self.tile.n,
-        };
-        // The widest swizzle that divides them.
-        match cols / columns_per_result * self.numerics.output.bytes() as u32 {
-            bytes if bytes.is_multiple_of(128) => 128,
-            bytes if bytes.is_multiple_of(64) => 64,
-            bytes if bytes.is_multiple_of(32) => 32,
-            _ => 16,
-        }
-    }
-
-    /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kSwapAB` is [`TileShape::swaps_ab`].
-    pub(crate) const fn box_rows(&self) -> u32 {
-        match self.tile.swaps_ab() {
-            false => 64,
-            true if self.splits_columns() => self.tile.m,
-            true => self.tile.m / Self::CONSUMERS,
-        }
-    }
-
-    /// Global staging memory of each CTA of a launch, in bytes: `kGlobalStagingBytes` of
-    /// config.cuh. An fp32 partial tile waits there until it is sent, and the first consumer's part
+    /// Global staging memory of each CTA of a launch, in bytes. An fp32 partial tile waits there until it is sent, and the first consumer's part
     /// of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
         let Form::Hopper(staging) = self.form else { return 0 };
         let slot = (self.tile.m * self.tile.n) as u64 * self.numerics.partial_bytes() as u64;
         match (self.op.sums_to(), self.numerics.partials, staging) {
             (SumsTo::Rows, Partials::F32, _) => slot,
-            (SumsTo::Rows, Partials::Output, Staging::Shared) => slot / Self::CONSUMERS as u64,
+            (SumsTo::Rows, Partials::Output, Staging::Shared) => slot / CONSUMERS as u64,
             _ => 0,
         }
     }

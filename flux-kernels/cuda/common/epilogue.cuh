@@ -8,6 +8,7 @@
 #pragma once
 #include "common/weights.cuh"
 #include "program.cuh"
+#include "ptx/element.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -72,10 +73,10 @@ __device__ __forceinline__ void activate(const Params& p, float (&acc)[C::kBlock
 }
 
 // Of `bias` the elements of columns `col`, which is even and within the operand, and `col + 1`.
-template <bool Bf16>
+template <class Element>
 __device__ __forceinline__ float2 bias_pair(u64 bias, u32 col) {
     float2 pair;
-    ptx::unpack_2<Bf16>(ptx::load_constant_4(bias + static_cast<u64>(col) * 2), pair.x, pair.y);
+    Element::unpack_2(ptx::load_constant_4(bias + static_cast<u64>(col) * Element::kBytes), pair.x, pair.y);
     return pair;
 }
 
@@ -91,7 +92,7 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
     for (u32 j = 0; j < C::kCols / 8; ++j) {
         // Columns are a multiple of 8; memory may end behind the last.
         if (first + j * 8 >= item.cols) break;
-        const float2 bias = bias_pair<C::kBf16>(all, item.col + first + j * 8 + thread % 4 * 2);
+        const float2 bias = bias_pair<typename C::Output>(all, item.col + first + j * 8 + thread % 4 * 2);
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -116,7 +117,7 @@ __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem
         for (u32 half = 0; half < 2; ++half) {
             const u32 eight = first + block * 64 + thread / 32 * 16 + half * 8;
             if (eight >= item.cols) continue;
-            const float2 pair = bias_pair<C::kBf16>(all, item.col + eight + within / 2 * 2);
+            const float2 pair = bias_pair<typename C::Output>(all, item.col + eight + within / 2 * 2);
             const float bias = within % 2 == 0 ? pair.x : pair.y;
 #pragma unroll
             for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
@@ -129,12 +130,15 @@ __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem
 
 // The address of the bias of gate `col` of a tile's column, and the bytes from a gate's to the next
 // and to its up's. Tiles hold eight gates, their eight ups, and so on.
+template <class Element>
 struct GatedBias {
     u64 at;
     u32 step, up;
 
     __device__ __forceinline__ GatedBias(const Params& p, u32 col)
-        : at(p.weights[0].bias + static_cast<u64>(col / 16 * 8 + col % 8) * p.gate_step * 2), step(p.gate_step * 2), up(p.up_offset * 2) {}
+        : at(p.weights[0].bias + static_cast<u64>(col / 16 * 8 + col % 8) * p.gate_step * Element::kBytes),
+          step(p.gate_step * Element::kBytes),
+          up(p.up_offset * Element::kBytes) {}
 
     // To the next sixteen columns. Copied, or the compiler would keep all addresses.
     __device__ __forceinline__ void advance() { at = ptx::copied_here(at) + 8 * step; }
@@ -145,7 +149,7 @@ template <class C>
 __device__ __forceinline__ void add_gated_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
-    GatedBias bias(p, item.col + first + thread % 4 * 2);
+    GatedBias<typename C::Output> bias(p, item.col + first + thread % 4 * 2);
 #pragma unroll
     for (u32 j = 0; j < C::kCols / 8; j += 2, bias.advance()) {
         if (first + j * 8 >= item.cols) break;
@@ -153,7 +157,7 @@ __device__ __forceinline__ void add_gated_bias(const Params& p, const WorkItem& 
         for (u32 half = 0; half < 2; ++half) {
             const u64 at = bias.at + half * bias.up;
             float lo, hi;
-            ptx::unpack_2<C::kBf16>(ptx::load_constant_2(at) | ptx::load_constant_2(at + bias.step) << 16, lo, hi);
+            C::Output::unpack_2(ptx::load_constant_2(at) | ptx::load_constant_2(at + bias.step) << 16, lo, hi);
 #pragma unroll
             for (u32 n = 0; n < C::kBlocks * 2; ++n) {
                 float* d = &acc[n / 2][(j + half) * 4 + n % 2 * 2];
@@ -175,29 +179,31 @@ __device__ __forceinline__ void add_gated_bias_swapped(const Params& p, const Wo
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
         if (first + block * 64 >= item.cols) break;
-        const GatedBias bias(p, item.col + first + block * 64 + thread % 32 / 4);
+        const GatedBias<typename C::Output> bias(p, item.col + first + block * 64 + thread % 32 / 4);
         float gate, up, unused;
-        ptx::unpack_2<C::kBf16>(ptx::load_constant_2(bias.at), gate, unused);
-        ptx::unpack_2<C::kBf16>(ptx::load_constant_2(bias.at + bias.up), up, unused);
+        C::Output::unpack_2(ptx::load_constant_2(bias.at), gate, unused);
+        C::Output::unpack_2(ptx::load_constant_2(bias.at + bias.up), up, unused);
 #pragma unroll
         for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] += at % 4 < 2 ? gate : up;
     }
 }
 
-// Eight columns of row `row` of y, as items count them, from the residual; zeros for a row that it
+// A vector of row `row` of y, as items count them, from the residual; zeros for a row that it
 // does not have. Not loaded as a constant: the residual may be y itself.
+template <class Element>
 __device__ __forceinline__ uint4 residual_vector(const Params& p, u32 row, u32 col) {
     const u32 at = row - p.residual_first;
     if (at >= p.residual_rows) return {};
-    return ptx::load_global_16(p.residual + at * p.residual_row_bytes + col * u64{2});
+    return ptx::load_global_16(p.residual + at * p.residual_row_bytes + col * u64{Element::kBytes});
 }
 
 // Brings the residual of an item into L2 while the tile is multiplied. By a warp.
+template <class Element>
 __device__ __forceinline__ void prefetch_residual(const Params& p, const WorkItem& item, u32 lane) {
-    const u32 lines = ceil_div(item.cols * 2, 128);
+    const u32 lines = ceil_div(item.cols * Element::kBytes, 128);
     for (u32 n = lane; n < item.rows * lines; n += 32) {
         const u32 row = item.row + n / lines - p.residual_first;
-        if (row < p.residual_rows) ptx::prefetch_line(p.residual + row * p.residual_row_bytes + item.col * u64{2} + n % lines * 128);
+        if (row < p.residual_rows) ptx::prefetch_line(p.residual + row * p.residual_row_bytes + item.col * u64{Element::kBytes} + n % lines * 128);
     }
 }
 
@@ -217,7 +223,7 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
     const u32 col = (C::kSplitColumns ? consumer * C::kCols : 0) + thread % 4 * 2 + (C::kSwapAB ? warp * 16 : 0);
     u32 row = item.row + first_row + thread % 32 / 4 + (C::kSwapAB ? 0 : warp * 16) - p.residual_first;
     // Rows before the residual's first have a negative number.
-    u64 at = p.residual + static_cast<i64>(static_cast<i32>(row)) * static_cast<i64>(p.residual_row_bytes) + (item.col + col) * u64{2};
+    u64 at = p.residual + static_cast<i64>(static_cast<i32>(row)) * static_cast<i64>(p.residual_row_bytes) + (item.col + col) * u64{C::Output::kBytes};
     const i32 cols = static_cast<i32>(item.cols) - static_cast<i32>(col);
 #pragma unroll
     for (u32 n = 0; n < kLoads; n += kTogether) {
@@ -226,7 +232,7 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
         for (u32 t = 0; t < kTogether; ++t) {
             if (n + t >= kLoads) break;
             const u32 r = (n + t) / kWords, w = (n + t) % kWords, cols_on = C::kSwapAB ? w / 2 * 64 + w % 2 * 8 : w * 8;
-            words[t] = row < p.residual_rows && static_cast<i32>(cols_on) < cols ? ptx::load_global_4(at + cols_on * 2) : 0;
+            words[t] = row < p.residual_rows && static_cast<i32>(cols_on) < cols ? ptx::load_global_4(at + cols_on * C::Output::kBytes) : 0;
             if (w + 1 < kWords) continue;
             const u32 on = C::kSwapAB || r % 2 == 0 ? 8 : C::kBlockRows - 8;
             row = ptx::copied_here(row) + on;
@@ -238,7 +244,7 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
             const u32 r = (n + t) / kWords, w = (n + t) % kWords;
             float* d = C::kSwapAB ? &acc[w / 2][r * 4 + w % 2 * 2] : &acc[r / 2][w * 4 + r % 2 * 2];
             float lo, hi;
-            ptx::unpack_2<C::kBf16>(C::kSwapAB ? ptx::transpose_matrix(words[t]) : words[t], lo, hi);
+            C::Output::unpack_2(C::kSwapAB ? ptx::transpose_matrix(words[t]) : words[t], lo, hi);
             d[0] += lo;
             d[1] += hi;
             // Added before the next loads, which the compiler would make first.

@@ -55,7 +55,7 @@ struct Mover {
     };
 
     __device__ __forceinline__ Spans spans(u32 rows, u32 cols) const {
-        const u32 part = cols * 2;
+        const u32 part = cols * C::Operand::kBytes;
         const u64 whole = static_cast<u64>(part) * rows;
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
@@ -75,7 +75,7 @@ struct Mover {
         const u32 others = __ballot_sync(0xFFFFFFFFu, !same);
         const u32 copies = others == 0 ? 32 : __ffs(others) - 1;
         const Spans s = spans(rows, cols);
-        return {first, copies, share(s, index, movers), row, col * 2, ptx::from_lane(t.step, 0), s, t.dest | t.place << 16, t.raise};
+        return {first, copies, share(s, index, movers), row, col * C::Operand::kBytes, ptx::from_lane(t.step, 0), s, t.dest | t.place << 16, t.raise};
     }
 
     __device__ __forceinline__ Piece piece(const Group& g, u32 i) const {

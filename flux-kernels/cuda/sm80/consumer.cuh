@@ -23,8 +23,6 @@ namespace flux {
 
 template <class C>
 struct Consumer {
-    static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
-
     const Params& p;
     const Shared<C> smem;
     RingState<C::kStages> ring;
@@ -90,7 +88,7 @@ private:
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
             const u32 base = smem.a(ring.stage);
 #pragma unroll
-            for (u32 step = 0; step < kSteps; ++step) {
+            for (u32 step = 0; step < C::kProducts; ++step) {
                 u32 a[C::kBlocks][4];
 #pragma unroll
                 for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
@@ -104,8 +102,8 @@ private:
                     }
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
+                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8], a[block], b[0], b[1]);
+                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8 + 4], a[block], b[2], b[3]);
                     }
                 }
             }
@@ -180,7 +178,7 @@ private:
         const u32 shard = is_shared<C>(item) ? p.rank : item.out_outer;
         const Weight& weight = WeightOf<C>(p, item.col).operands();
         const u64 first_row = first_row_of_shard(p, shard) + item.row;
-        const u64 y = weight.y + first_row * weight.y_row_bytes + item.col / C::kColsPerOut * u64{2};
+        const u64 y = weight.y + first_row * weight.y_row_bytes + item.col / C::kColsPerOut * u64{C::Output::kBytes};
         store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
@@ -210,7 +208,7 @@ private:
     // Stores a finished tile among the results of every peer.
     __device__ __forceinline__ void store_at_peers(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
         const u64 row = first_row_of_shard(p, p.rank) + item.row;
-        const u64 own = own_data(p) + half + p.results_offset + row * p.result_row_bytes + item.col * u64{2};
+        const u64 own = own_data(p) + half + p.results_offset + row * p.result_row_bytes + item.col * u64{C::Output::kBytes};
         const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.result_row_bytes : 0; };
         const u32 peers = ((1u << p.world) - 1) & ~(1u << p.rank);
         store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) { put_at(peers, at, eight); });

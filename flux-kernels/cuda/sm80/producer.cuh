@@ -88,7 +88,7 @@ struct Producer {
             a = Rows::of(a_address(item), a_stride(item), item.rows);
             if constexpr (C::kWeightsKn) {
                 // This thread's chunk of the first row, and the item's columns.
-                b = {weights().w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{2}, 0, item.cols, 0};
+                b = {weights().w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{C::Operand::kBytes}, 0, item.cols, 0};
             } else if constexpr (C::kGated) {
                 const u64 gate_bytes = p.gate_step * weights().w_row_bytes;
                 b = Rows::of(weights().w + item.col / 2 * gate_bytes, gate_bytes, item.cols);
@@ -129,7 +129,7 @@ private:
     }
 
     // Bytes of this lane's chunk that exist at a step; the last step may have fewer chunks.
-    __device__ __forceinline__ u32 chunk_bytes(u32 step) const { return step * C::kTileK + threadIdx.x % 8 * 8 < p.k_local ? 16 : 0; }
+    __device__ __forceinline__ u32 chunk_bytes(u32 step) const { return step * C::kTileK + threadIdx.x % 8 * C::Operand::kPerVector < p.k_local ? 16 : 0; }
 
     __device__ __forceinline__ void load_a(u32 stage, u32 step) const {
         const u32 bytes = chunk_bytes(step);
@@ -167,7 +167,7 @@ private:
             for (u32 rows = 0; rows < C::kTileK; rows += 4) {
                 const bool exists = there && first + rows < p.k_local;
                 ptx::async_copy_16(to + col / 16 * C::kWeightStripBytes + rows * 32 + (chunk ^ rows / 4 % 2) * 16,
-                                   exists ? from + rows * weights().w_row_bytes + col * 2 : weights().w, exists ? 16 : 0);
+                                   exists ? from + rows * weights().w_row_bytes + col * C::Operand::kBytes : weights().w, exists ? 16 : 0);
             }
         }
     }

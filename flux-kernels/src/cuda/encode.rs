@@ -198,7 +198,7 @@ fn result(
         rows: 0,
         row_bytes: 0,
         outer: &[],
-        box_rows: variant.box_rows(),
+        box_rows: variant.out_box().rows,
         box_width: BoxWidth::of(variant),
         fetch: Fetch::Pair,
     }

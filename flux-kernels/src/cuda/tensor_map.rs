@@ -23,8 +23,8 @@ pub(super) enum BoxWidth {
 
 impl BoxWidth {
     /// In which a kernel stores to `y`.
-    pub(super) const fn of(variant: Variant) -> Self {
-        match variant.box_row_bytes() {
+    pub(super) fn of(variant: Variant) -> Self {
+        match variant.out_box().row_bytes {
             128 => Self::Wide,
             64 => Self::Narrow,
             32 => Self::Least,

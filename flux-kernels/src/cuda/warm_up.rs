@@ -70,7 +70,7 @@ fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, 
     let alone = [Outer::new(1, VECTOR_BYTES.into()); 2];
     let tile = variant.tile();
     let a = matrix(numerics.operand, tile.m, &alone[..])?;
-    let y = matrix(numerics.output, variant.box_rows(), &alone[..1])?;
+    let y = matrix(numerics.output, variant.out_box().rows, &alone[..1])?;
     let b = matrix(numerics.operand, tile.n, &[])?;
     Ok(Params { a_caller: a, a_gather: a, b, y, ..*params })
 }
