@@ -66,6 +66,29 @@ macro_rules! element {
 element!(bf16, DType::Bf16);
 element!(f16, DType::F16);
 
+/// An expression with the [`Element`] of a [`DType`].
+///
+/// ```
+/// use flux_core::DType;
+/// let bytes = |dtype| flux_kernels::with_element!(dtype, T, size_of::<T>());
+/// assert_eq!(DType::ALL.map(bytes), DType::ALL.map(DType::bytes));
+/// ```
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $element:ident, $body:expr) => {
+        match $dtype {
+            $crate::DType::Bf16 => {
+                type $element = $crate::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $element = $crate::f16;
+                $body
+            }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

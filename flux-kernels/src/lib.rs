@@ -30,3 +30,6 @@ pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
 pub use weights::{GateLayout, WeightLayout};
+
+pub use flux_core::DType;
+pub use half::{bf16, f16};

@@ -3,7 +3,7 @@
 //! Invariant: every [`Problem`] is executable. Its extents are positive, and rows of operands are
 //! multiples of 16 bytes, as bulk tensor loads require. Any `m` is split: the first `m % W` ranks
 //! have one row more than the others. `n` or `k` is split likewise in groups that are 16 bytes, at
-//! least one for each rank; `n` with gates in pairs of groups, and of several weights each on its own.
+//! least one for each rank; `n` with gates in pairs of groups, of several weights each on its own.
 
 mod error;
 mod op_kind;
@@ -143,8 +143,10 @@ impl Problem {
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
     /// let world = WorldSize::new(2).unwrap();
-    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 96, 64, DType::Bf16, world)?.with_weights(&[64, 16, 16])?;
-    /// assert_eq!([0, 1, 2].map(|weight| p.weight_columns(weight, Rank::new(1))), [32..64, 8..16, 8..16]);
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 96, 64, DType::Bf16, world)?
+    ///     .with_weights(&[64, 16, 16])?;
+    /// let columns = [0, 1, 2].map(|weight| p.weight_columns(weight, Rank::new(1)));
+    /// assert_eq!(columns, [32..64, 8..16, 8..16]);
     /// assert_eq!(p.n_local(Rank::new(1)), 48);
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```

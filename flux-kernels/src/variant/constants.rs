@@ -58,7 +58,8 @@ macro_rules! constants {
         impl $name {
             /// The members of the kernel's `Config`.
             pub(super) fn declare(&self) -> String {
-                [$($crate::variant::constants::declaration(stringify!($field), self.$field)),*].concat()
+                use $crate::variant::constants::declaration;
+                [$(declaration(stringify!($field), self.$field)),*].concat()
             }
         }
     };

@@ -12,9 +12,9 @@ use flux_core::{Partials, TileShape};
 
 /// Rows of wgmma's operand A.
 const BLOCK: u32 = 64;
-/// Registers of four consumer warps' threads, as the kernel's launch and its roles share 64 K.
+/// Registers of a consumer's thread. The launch gives 168 to each, 64 K in all.
 const CONSUMER_REGISTERS: u32 = 224;
-/// The same of the other roles.
+/// Registers of the other roles' threads.
 const PRODUCER_REGISTERS: u32 = 56;
 /// Most vectors of a piece that a thread adds from the ring, where its tile swaps operands.
 const PIECE_VECTORS: u32 = 16;
@@ -76,16 +76,16 @@ constants! {
         weight_box_bytes: u32,
         /// Of one block of one consumer.
         boxes: u32,
-        /// Staging buffers: one for each consumer, or one that they use in turn. Consumers that wait
-        /// for the shared buffer fall half a tile apart, so one ends its tile while the other
+        /// Staging buffers: one for each consumer, or one that they use in turn. Consumers that
+        /// wait for the shared buffer fall half a tile apart, so one ends its tile while the other
         /// multiplies; large tiles run in lockstep instead.
         staging_buffers: u32,
         lockstep: bool,
-        /// Groups in which a consumer commits the products of a stage. With two it holds a stage and
-        /// a half on average, but waits twice a stage.
+        /// Groups in which a consumer commits the products of a stage. With two it holds a stage
+        /// and a half on average, but waits twice a stage.
         wgmma_groups: u32,
-        /// Whether rows go to several owners: they need the whole tile staged, in fp32 a part of its
-        /// rows at a time.
+        /// Whether rows go to several owners: they need the whole tile staged, in fp32 a part of
+        /// its rows at a time.
         scatters: bool,
         /// Of a staged row with the gap that lets the rows of a store meet different banks.
         out_row_bytes: u32,
@@ -93,9 +93,9 @@ constants! {
         /// consecutive ones of its n, of which an odd count leaves a third part.
         part_rows: u32,
         scatter_parts: u32,
-        /// Pieces in which a peer's partial tile travels through the ring, the last perhaps shorter.
-        /// Each holds the same vectors of both consumers: as many as registers allow, and for swap-AB
-        /// as many as the staging buffer holds.
+        /// Pieces in which a peer's partial tile travels through the ring, the last perhaps
+        /// shorter. Each holds the same vectors of both consumers: as many as registers allow, and
+        /// for swap-AB as many as the staging buffer holds.
         pieces: u32,
         piece_vectors: u32,
         /// Of the longest.
@@ -139,7 +139,7 @@ impl Variant {
         let (rows, cols) = if split_columns { (m, n / CONSUMERS) } else { (m / CONSUMERS, n) };
         let (of_m, wgmma_n) = if swap_ab { (cols, rows) } else { (rows, cols) };
         let blocks = of_m / BLOCK;
-        // In 64ths of a consumer's accumulators: a thread has half as many.
+        // A thread has half as many accumulators.
         let sums = blocks * wgmma_n;
         let reduces = self.op.reduces();
         let can_send = tile.sends_partials_from(staging, numerics.output);
@@ -239,8 +239,8 @@ impl Variant {
         }
     }
 
-    /// The boxes in which a Hopper kernel stores a tile to `y`. One consumer's columns, or those of a
-    /// block of a swap-AB tile, are whole boxes.
+    /// The boxes in which a Hopper kernel stores a tile to `y`. One consumer's columns, or those of
+    /// a block of a swap-AB tile, are whole boxes.
     pub(crate) fn out_box(&self) -> OutBox {
         let splits = self.splits_columns();
         let cols = match splits {

@@ -19,8 +19,8 @@ constants! {
     struct PortableConstants {
         sends_partials: bool,
         scatters: bool,
-        /// A multiprocessor's four parts have 16 K registers each, so three warps on each have 168 a
-        /// thread.
+        /// A multiprocessor's four parts have 16 K registers each, so three warps on each have 168
+        /// a thread.
         consumer_warps: u32,
         /// Consumers in groups of 128 threads.
         consumers: u32,
@@ -51,7 +51,7 @@ constants! {
         bytes_a: u32,
         stage_bytes: u32,
         /// Weights of `[k, n]` lie in strips of 16 columns, a row for each element along k. Its two
-        /// chunks change places every four rows, so that eight rows of a chunk meet different banks.
+        /// chunks change places every four rows, so eight rows of a chunk meet different banks.
         weight_strip_bytes: u32,
         /// Vectors of a thread, of one m16 block in a slot.
         block_vectors: u32,
