@@ -234,7 +234,7 @@ impl flux_op_options {
             gates,
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
             batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
-            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::OpDType },
+            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::Output },
             sm_margin: limits.sm_margin,
             max_workspace: limits.max_workspace,
             captures: has(FLUX_OP_CAPTURES),
@@ -264,7 +264,9 @@ pub unsafe extern "C" fn flux_op_create(
         // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
         let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
         // SAFETY: as above.
-        unsafe { op.write(OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm })) };
+        unsafe {
+            op.write(OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm }))
+        };
         Ok(())
     })
 }

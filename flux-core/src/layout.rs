@@ -187,9 +187,14 @@ impl WorkspaceSize {
     }
 }
 
+/// Bytes of a gathered row.
+const fn gathered_row_bytes(problem: &Problem) -> u64 {
+    problem.k_shard() as u64 * problem.numerics().operand.bytes() as u64
+}
+
 /// Bytes of a shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
 pub const fn gather_place_bytes(problem: &Problem) -> u64 {
-    problem.m_shard() as u64 * problem.k_shard() as u64 * problem.dtype().bytes() as u64
+    problem.m_shard() as u64 * gathered_row_bytes(problem)
 }
 
 /// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
@@ -197,7 +202,7 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
 pub const fn gather_place_offset(problem: &Problem, rows: RowLayout, place: u32) -> u64 {
     let bytes = place as u64 * gather_place_bytes(problem);
     let missing = if rows.is_flattened() { place.saturating_sub(problem.full_shards()) } else { 0 };
-    bytes - missing as u64 * problem.k_shard() as u64 * problem.dtype().bytes() as u64
+    bytes - missing as u64 * gathered_row_bytes(problem)
 }
 
 /// Rows that a warp sends of a partial tile.
@@ -221,7 +226,7 @@ const STRIP: u32 = 16;
 pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     let few = tile.m <= 128 && !tile.swaps_ab() && problem.m_shard() < tile.m;
     let rows = if few { problem.m_shard().next_multiple_of(STRIP) } else { tile.m };
-    rows as u64 * tile.n as u64 * problem.partial_bytes() as u64
+    rows as u64 * tile.n as u64 * problem.numerics().partial_bytes() as u64
 }
 
 /// How tiles are cut over the rows of a call, and how the rows lie in a half.
@@ -255,7 +260,7 @@ impl RowLayout {
 /// dense. In two exchanges they are the rows of a shard.
 pub const fn scatter_place_bytes(problem: &Problem, rows: RowLayout) -> u64 {
     let rows = if rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() };
-    rows as u64 * problem.n_shard() as u64 * problem.partial_bytes() as u64
+    rows as u64 * problem.n_shard() as u64 * problem.numerics().partial_bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
@@ -322,5 +327,5 @@ pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
 
 /// Bytes of all rows of the result.
 const fn results_bytes(problem: &Problem) -> u64 {
-    problem.m() as u64 * problem.n_shard() as u64 * problem.dtype().bytes() as u64
+    problem.m() as u64 * problem.n_shard() as u64 * problem.numerics().output.bytes() as u64
 }

@@ -6,11 +6,11 @@
 //! CPU executor, the simulator and the checks walk the same list; [`layout`] gives the addresses
 //! behind its indices.
 
-pub mod dtype;
 pub mod layout;
 pub mod machine;
 pub mod metrics;
 pub mod nodes;
+pub mod numerics;
 pub mod plan;
 pub mod problem;
 pub mod program;
@@ -19,8 +19,8 @@ pub mod signal;
 pub mod simulate;
 pub mod tile;
 
-pub use dtype::{DType, Partials};
 pub use nodes::Nodes;
+pub use numerics::{DType, Numerics, Partials};
 pub use plan::Plan;
 pub use problem::{OpKind, Problem, ProblemError, SumsTo};
 pub use rank::{Rank, WorldSize};

@@ -7,17 +7,19 @@ use crate::cache::{AheadError, Cubins};
 use crate::device::KernelTarget;
 use crate::inspect::Report;
 use crate::nvrtc::{Arch, KernelSource};
+use crate::on_threads::on_threads;
+use crate::shipped;
 use crate::sources::Source;
 use crate::variant::Variant;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Which variants are compiled ahead of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
     /// [`Variant::all`]: a device of the architecture needs no compiler for them.
     Every,
+    /// Those that most ops take: the others are compiled on first use.
+    Shipped,
     /// [`Variant::cover`], which checks the sources in a fraction of the time.
     Cover,
 }
@@ -29,7 +31,12 @@ impl Selection {
             Self::Every => {
                 KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect()
             }
-            Self::Cover => Variant::cover(KernelTarget::of_arch(arch)),
+            Self::Shipped => {
+                KernelTarget::ahead_of_time(arch).into_iter().flat_map(shipped::variants).collect()
+            }
+            Self::Cover => {
+                KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::cover).collect()
+            }
         }
     }
 }
@@ -48,22 +55,10 @@ pub fn compile_ahead(
     let links = (arch == Arch::Sm90a).then(Source::links);
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
     let sources: Vec<_> = variants.iter().map(Variant::source).chain(others).chain(links).collect();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((index, source)) = Some(next.fetch_add(1, Ordering::Relaxed))
-                    .and_then(|i| Some((i, sources.get(i)?)))
-                {
-                    let result = Cubins::compile_ahead(&KernelSource::ours(source, arch), folder);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result.map(|(_, report)| report)).collect()
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    on_threads(&sources, threads, 0, |source| {
+        Cubins::compile_ahead(&KernelSource::ours(source, arch), folder).map(|(_, report)| report)
+    })
+    .into_iter()
+    .collect()
 }

@@ -1,6 +1,6 @@
 //! Element types of the operands on the host.
 //!
-//! Invariant: every [`Element`] is two bytes of plain data, and converts as in the kernels: exactly
+//! Invariant: every [`Element`] is plain data, and converts as in the kernels: exactly
 //! to fp32, to nearest even from it.
 
 use bytemuck::Pod;
@@ -65,6 +65,29 @@ macro_rules! element {
 
 element!(bf16, DType::Bf16);
 element!(f16, DType::F16);
+
+/// An expression with the [`Element`] of a [`DType`].
+///
+/// ```
+/// use flux_core::DType;
+/// let bytes = |dtype| flux_kernels::with_element!(dtype, T, size_of::<T>());
+/// assert_eq!(DType::ALL.map(bytes), DType::ALL.map(DType::bytes));
+/// ```
+#[macro_export]
+macro_rules! with_element {
+    ($dtype:expr, $element:ident, $body:expr) => {
+        match $dtype {
+            $crate::DType::Bf16 => {
+                type $element = $crate::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $element = $crate::f16;
+                $body
+            }
+        }
+    };
+}
 
 #[cfg(test)]
 mod tests {

@@ -15,12 +15,14 @@ mod epilogue;
 pub mod harness;
 mod inspect;
 pub mod nvrtc;
+mod on_threads;
+mod shipped;
 mod sources;
 mod variant;
 mod weights;
 
 pub use aot::{Selection, compile_ahead};
-pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins};
 pub use device::{KernelTarget, NoKernel};
 pub use element::Element;
 pub use epilogue::{Activation, NoSuchActivation};
@@ -28,3 +30,6 @@ pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
 pub use weights::{GateLayout, WeightLayout};
+
+pub use flux_core::DType;
+pub use half::{bf16, f16};

@@ -22,6 +22,7 @@ headers![
     "program.cuh",
     "ptx/async_copy.cuh",
     "ptx/bulk.cuh",
+    "ptx/element.cuh",
     "ptx/mbarrier.cuh",
     "ptx/memory.cuh",
     "ptx/mma.cuh",

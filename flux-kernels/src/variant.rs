@@ -1,40 +1,41 @@
 //! The instantiations of the fused kernel.
 //!
-//! Invariant: a variant's numbers are those of `struct Config` in `config.cuh` of its generation,
-//! `flux-kernels/cuda/sm90/` or `sm80/`.
+//! Invariant: the numbers of a kernel are computed here and declared in its translation unit, so
+//! CUDA sources have none of their own that follow from tile or element types.
 
 mod choice;
+mod constants;
+mod hopper;
+mod portable;
 mod source;
 
 pub use choice::NoSuchTile;
 
-use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
-use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
+use flux_core::tile::{CONSUMERS, Generation, Staging};
+use flux_core::{DType, Numerics, OpKind, Partials, SumsTo, TileShape};
 use std::fmt;
 
-/// One instantiation, by what it is compiled for. It has an operation, an element type, a tile, a
-/// staging of finished tiles, a number of operand stages, and a type in which partial sums leave.
-/// What is applied to the result, gates, the weights' layout and the time line follow. Both sums
-/// over the ranks have one kernel.
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 4 * WARP;
+
+/// One instantiation, by what it is compiled for: an operation, element types, a tile, a staging of
+/// finished tiles, a number of operand stages, gates, and the weights' layout. Both sums over the
+/// ranks have one kernel.
 ///
-/// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
-/// kernel that chose at run time would hold a copy for each.
+/// These shape the mainloop or the memory of a tile. Bias, residual, activation, several weights and
+/// time stamps are parameters of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
-    dtype: DType,
+    numerics: Numerics,
     tile: TileShape,
     form: Form,
     stages: u32,
-    partials: Partials,
-    activation: Activation,
     gated: bool,
     weights: WeightLayout,
-    /// Whether columns of several weights lie side by side.
-    several_weights: bool,
-    traced: bool,
 }
 
 /// The generation, with what only it distinguishes.
@@ -50,14 +51,6 @@ impl Variant {
     /// Threads of a CTA: eight consumer warps, and four of producer, mover and those that carry
     /// results and signals.
     pub const THREADS: u32 = 384;
-    const CONSUMERS: u32 = 2;
-
-    /// The same kernel with time stamps: each launch takes a
-    /// [`TraceBuffer`](crate::cuda::TraceBuffer).
-    #[must_use]
-    pub const fn traced(self) -> Self {
-        Self { traced: true, ..self }
-    }
 
     /// Which kernel.
     pub const fn generation(&self) -> Generation {
@@ -65,13 +58,6 @@ impl Variant {
             Form::Hopper(_) => Generation::Hopper,
             Form::Portable => Generation::Portable,
         }
-    }
-
-    /// The same kernel with this activation of the result; one of [`Activation::of`] the op, as
-    /// another does not compile.
-    #[must_use]
-    pub const fn with_activation(self, activation: Activation) -> Self {
-        Self { activation, ..self }
     }
 
     /// The same kernel with gates: see [`GateLayout`](crate::GateLayout), which a launch tells it.
@@ -90,7 +76,13 @@ impl Variant {
     /// GEMM-ReduceScatter only, as another does not compile.
     #[must_use]
     pub const fn with_partials(self, partials: Partials) -> Self {
-        Self { partials, ..self }
+        Self { numerics: self.numerics.with_partials(partials), ..self }
+    }
+
+    /// The same kernel with operands and outputs of this type.
+    #[must_use]
+    pub(crate) const fn with_dtype(self, dtype: DType) -> Self {
+        Self { numerics: Numerics { operand: dtype, output: dtype, ..self.numerics }, ..self }
     }
 
     /// The same kernel for weights that lie like this.
@@ -104,29 +96,14 @@ impl Variant {
         self.weights
     }
 
-    /// Whether it records.
-    pub(crate) const fn is_traced(&self) -> bool {
-        self.traced
-    }
-
     /// The operation; GEMM-ReduceScatter also stands for GEMM-AllReduce.
     pub const fn op(&self) -> OpKind {
         self.op
     }
 
-    /// Element type of the operands.
-    pub const fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// In which type partial sums leave for other ranks.
-    pub const fn partials(&self) -> Partials {
-        self.partials
-    }
-
-    /// What is applied to the result.
-    pub const fn activation(&self) -> Activation {
-        self.activation
+    /// Element types.
+    pub const fn numerics(&self) -> Numerics {
+        self.numerics
     }
 
     /// Extents of a tile.
@@ -134,56 +111,26 @@ impl Variant {
         self.tile
     }
 
-    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. Adjacent lines of a
-    /// row of `w` are then loaded together, so a miss need bring no more than its line.
+    /// Whether two steps along k are loaded at once. Adjacent lines of a row of `w` are then loaded
+    /// together, so a miss need bring no more than its line. It takes a ring of whole pairs, at
+    /// least three.
     pub(crate) const fn loads_pairs(&self) -> bool {
         self.stages >= 6 && self.stages.is_multiple_of(2)
     }
 
-    /// Whether consumers split a tile by columns instead of rows: `kSplitColumns` of config.cuh.
-    const fn splits_columns(&self) -> bool {
-        self.tile.m == 64
-            || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
+    /// Columns of `w` for one of `y`.
+    const fn columns_per_output(&self) -> u32 {
+        1 + self.gated as u32
     }
 
-    /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One
-    /// consumer's columns are whole boxes.
-    pub(crate) const fn box_cols(&self) -> u32 {
-        let columns_per_result = 1 + self.gated as u32;
-        let cols = match self.splits_columns() {
-            // A block's.
-            _ if self.tile.swaps_ab() => 64,
-            true => self.tile.n / Self::CONSUMERS,
-            false => self.tile.n,
-        };
-        match cols / columns_per_result {
-            cols if cols.is_multiple_of(64) => 64,
-            cols if cols.is_multiple_of(32) => 32,
-            cols if cols.is_multiple_of(16) => 16,
-            _ => 8,
-        }
-    }
-
-    /// Rows of these boxes: `kBoxRows` of config.cuh, whose `kSwapAB` is [`TileShape::swaps_ab`].
-    pub(crate) const fn box_rows(&self) -> u32 {
-        match self.tile.swaps_ab() {
-            false => 64,
-            true if self.splits_columns() => self.tile.m,
-            true => self.tile.m / Self::CONSUMERS,
-        }
-    }
-
-    /// Global staging memory of each CTA of a launch, in bytes: `kGlobalStagingBytes` of
-    /// config.cuh. An fp32 partial tile waits there until it is sent, and the first consumer's part
+    /// Global staging memory of each CTA of a launch, in bytes. An fp32 partial tile waits there until it is sent, and the first consumer's part
     /// of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
-        match (self.op.sums_to(), self.form, self.partials) {
-            (SumsTo::Rows, Form::Hopper(_), Partials::F32) => {
-                (self.tile.m * self.tile.n * 4) as u64
-            }
-            (SumsTo::Rows, Form::Hopper(Staging::Shared), Partials::OpDType) => {
-                (self.tile.m * self.tile.n) as u64
-            }
+        let Form::Hopper(staging) = self.form else { return 0 };
+        let slot = (self.tile.m * self.tile.n) as u64 * self.numerics.partial_bytes() as u64;
+        match (self.op.sums_to(), self.numerics.partials, staging) {
+            (SumsTo::Rows, Partials::F32, _) => slot,
+            (SumsTo::Rows, Partials::Output, Staging::Shared) => slot / CONSUMERS as u64,
             _ => 0,
         }
     }
@@ -192,9 +139,9 @@ impl Variant {
     pub const fn shared_bytes(&self) -> u32 {
         match self.form {
             Form::Hopper(staging) => {
-                self.tile.shared_bytes(staging, self.stages, self.op.reduces())
+                self.tile.shared_bytes(staging, self.numerics, self.stages, self.op.reduces())
             }
-            Form::Portable => self.tile.portable_shared_bytes(self.stages),
+            Form::Portable => self.tile.portable_shared_bytes(self.numerics, self.stages),
         }
     }
 
@@ -206,25 +153,19 @@ impl Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
-        if self.activation != Activation::None {
-            write!(f, "_{}", self.activation)?;
-        }
+        write!(f, "flux_{}_{}_{}_s{}", self.op, self.numerics.operand, self.tile, self.stages)?;
         if self.gated {
             f.write_str("_gated")?;
         }
-        if self.partials == Partials::F32 {
+        if self.numerics.partials == Partials::F32 {
             f.write_str("_f32_partials")?;
         }
         if self.weights == WeightLayout::Kn {
             f.write_str("_kn")?;
         }
-        if self.several_weights {
-            f.write_str("_several")?;
+        match self.form {
+            Form::Hopper(_) => Ok(()),
+            Form::Portable => write!(f, "_{}", Generation::Portable),
         }
-        if self.form == Form::Portable {
-            write!(f, "_{}", Generation::Portable)?;
-        }
-        if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }

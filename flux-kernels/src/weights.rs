@@ -1,6 +1,7 @@
 //! How weights lie in memory.
 
-use flux_core::problem::{GATED_MULTIPLE, Shape};
+use flux_core::problem::Shape;
+use flux_core::tile::GATE_COLUMNS;
 use std::fmt;
 
 /// How the weights of a gated op lie: rows of `w` for gates, and rows for what they multiply, the
@@ -15,10 +16,6 @@ pub enum GateLayout {
     /// Gate and up of a column in turn.
     Interleaved,
 }
-
-/// Columns of a gated tile that are gates, before as many ups: half of a group that ranks do not
-/// split.
-pub(crate) const GATES: u32 = GATED_MULTIPLE / 2;
 
 impl GateLayout {
     /// Both.
@@ -64,8 +61,9 @@ impl GateLayout {
     /// The row of `w`, of `n`, in column `col` of the tiles. These hold eight gates, their ups, and
     /// so on: a thread of a kernel has a gate and its up.
     pub(crate) const fn row_in_tiles(self, col: u32, n: u32) -> u32 {
-        let (gate, up) = self.rows_of(col / GATED_MULTIPLE * GATES + col % GATES, n);
-        if (col / GATES).is_multiple_of(2) { gate } else { up }
+        let (gate, up) =
+            self.rows_of(col / (2 * GATE_COLUMNS) * GATE_COLUMNS + col % GATE_COLUMNS, n);
+        if (col / GATE_COLUMNS).is_multiple_of(2) { gate } else { up }
     }
 }
 
@@ -126,9 +124,9 @@ mod tests {
         {
             let mut rows: Vec<_> = (0..n).map(|col| layout.row_in_tiles(col, n)).collect();
             for col in 0..n / 2 {
-                let at = (col / GATES * GATED_MULTIPLE + col % GATES) as usize;
+                let at = (col / GATE_COLUMNS * 2 * GATE_COLUMNS + col % GATE_COLUMNS) as usize;
                 assert_eq!(
-                    (rows[at], rows[at + GATES as usize]),
+                    (rows[at], rows[at + GATE_COLUMNS as usize]),
                     layout.rows_of(col, n),
                     "{layout}, column {col} of {n}"
                 );

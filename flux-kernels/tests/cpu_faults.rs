@@ -309,7 +309,7 @@ fn a_workspace_or_type_that_does_not_fit_is_refused() {
         Err(ExecuteError::Workspace { ranks: 1, world: 2, .. })
     ));
     let error = Executor::<f16>::new(program, NonZeroUsize::MIN).unwrap_err();
-    assert_eq!(error, ExecuteError::DType { program: DType::Bf16, operands: DType::F16 });
+    assert_eq!(error, ExecuteError::DType { program: DType::Bf16.into(), operands: DType::F16 });
 }
 
 /// A name and a way to break a program.

@@ -7,6 +7,8 @@ use crate::planning::Buckets;
 use flux_core::Rank;
 use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, RecvTimeoutError};
 
 /// Wraps the transport's errors in the build of an op.
 pub(crate) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError {
@@ -62,7 +64,35 @@ fn then(hash: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(hash, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Returns `mine` where every rank can go on; collective.
+/// What a rank says at [`Step::Ready`] while it works: no reason has this byte.
+const WORKING: &[u8] = &[0];
+
+/// Does this rank's work, which may take longer than a deadline where kernels are compiled. Says so
+/// to the other ranks meanwhile, which wait in [`all_ready`], or work as long.
+///
+/// # Errors
+/// [`BuildError::Transport`] where a peer is lost meanwhile.
+pub(crate) fn working<V: Send>(
+    comm: &Communicator,
+    op: &str,
+    work: impl FnOnce() -> V + Send,
+) -> Result<V, BuildError> {
+    let (alive, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            let _alive = alive;
+            work()
+        });
+        // A rank that says something in each third of a deadline is late for none.
+        while ended.recv_timeout(comm.deadline() / 3) == Err(RecvTimeoutError::Timeout) {
+            comm.exchange_at(Step::Ready, WORKING).map_err(while_building(op))?;
+        }
+        Ok(worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+/// Returns `mine` where every rank can go on; collective. Waits as long as a rank is
+/// [`working`].
 ///
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
@@ -72,7 +102,12 @@ pub(crate) fn all_ready<V>(
     mine: Result<V, BuildError>,
 ) -> Result<V, BuildError> {
     let reason = mine.as_ref().err().map_or_else(String::new, |error| shortened(error.to_string()));
-    let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op));
+    let reasons = loop {
+        let said = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op));
+        if !said.as_ref().is_ok_and(|said| said.iter().any(|reason| reason == WORKING)) {
+            break said;
+        }
+    };
     let value = mine?;
     match (0..).map(Rank::new).zip(&reasons?).find(|(_, reason)| !reason.is_empty()) {
         Some((rank, reason)) => {
@@ -99,6 +134,8 @@ mod tests {
     use super::*;
     use crate::planning::Choice;
     use flux_core::plan::PlanOrigin;
+    use flux_transport::{Options, Select, World};
+    use std::time::Duration;
 
     #[test]
     fn hashes_are_those_of_the_standard() {
@@ -127,6 +164,30 @@ mod tests {
             (1..2000).flat_map(|m| (0..20).map(move |empty| call_number(op, m, empty))).collect();
         assert_eq!(calls.len(), 1999 * 20);
         assert!(!calls.contains(&0) && !calls.contains(&call_number(then(NO_BYTES, b"b"), 7, 0)));
+    }
+
+    /// As where one host's cache is cold: its compiler takes several deadlines.
+    #[test]
+    fn nobody_times_out_while_a_rank_compiles_slowly() {
+        const DEADLINE: Duration = Duration::from_secs(2);
+        let build = |world: World| {
+            let mut options = Options::from(Select::Host);
+            options.deadline = DEADLINE;
+            let comm = Communicator::connect_blocking(&world, options).unwrap();
+            let slow = comm.rank().get() == 1;
+            let compiled = working(&comm, "op", || {
+                std::thread::sleep(if slow { DEADLINE * 2 } else { Duration::ZERO });
+                comm.rank()
+            });
+            all_ready(&comm, "op", compiled).unwrap()
+        };
+        std::thread::scope(|scope| {
+            let worlds = World::local(3).unwrap().into_iter();
+            let ranks: Vec<_> = worlds.map(|world| scope.spawn(move || build(world))).collect();
+            for (rank, built) in ranks.into_iter().enumerate() {
+                assert_eq!(built.join().unwrap().index(), rank);
+            }
+        });
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use crate::error::BuildError;
 use crate::tensor::{TensorMut, TensorRef, View};
 use flux_core::plan::Plan;
-use flux_core::problem::{GATED_MULTIPLE, Shape};
+use flux_core::problem::Shape;
+use flux_core::tile::GATE_COLUMNS;
 use flux_core::{Problem, Rank};
 use flux_kernels::{Activation, GateLayout, WeightLayout};
 use std::fmt;
@@ -64,8 +65,8 @@ impl EpilogueSpec {
         if weights != WeightLayout::Nk {
             return Err(BuildError::GatedWeights { weights });
         }
-        if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(GATED_MULTIPLE)) {
-            return Err(BuildError::GatedTile { tile: plan.tile, multiple: GATED_MULTIPLE });
+        if let Some(plan) = plan.filter(|plan| !plan.tile.holds_gates()) {
+            return Err(BuildError::GatedTile { tile: plan.tile, multiple: 2 * GATE_COLUMNS });
         }
         Ok(())
     }

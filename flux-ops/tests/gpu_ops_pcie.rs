@@ -17,7 +17,7 @@ use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
-use flux_core::{OpKind, Partials, TileShape};
+use flux_core::{DType, OpKind, Partials, TileShape};
 use flux_kernels::KernelTarget;
 use flux_ops::CallError;
 use flux_transport::TransportError;
@@ -116,14 +116,14 @@ fn the_in_flight_limit_changes_no_bit() {
         let generation =
             KernelTarget::of(flux_cuda::device_info(0).unwrap().compute).unwrap().generation;
         let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| {
-            generation.scatters(TileShape::new(rows, columns, 64))
+            generation.scatters(TileShape::new(rows, columns, 64), DType::Bf16.into())
         };
         let cases = machine
             .worlds(&[2, 3, 4, 6])
             .into_iter()
             .flat_map(|world| tiles.map(|tile| (world, tile)));
         let cases = cases
-            .flat_map(|case| [Partials::OpDType, Partials::F32].map(|partials| (case, partials)));
+            .flat_map(|case| [Partials::Output, Partials::F32].map(|partials| (case, partials)));
         for ((world, (rows, columns, k)), partials) in
             cases.filter(|((_, tile), _)| with_kernel(tile))
         {

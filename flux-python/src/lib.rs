@@ -212,7 +212,7 @@ mod _native {
     }
 
     const fn partials(f32: bool) -> Partials {
-        if f32 { Partials::F32 } else { Partials::OpDType }
+        if f32 { Partials::F32 } else { Partials::Output }
     }
 
     fn dtype_and_dims(name: &str, of: &Described) -> Result<(DType, Dims), Error> {

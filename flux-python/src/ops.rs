@@ -334,7 +334,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         )));
     }
     if spec.kind == Kind::AllGather
-        && (spec.residual || spec.norm.is_some() || spec.partials != Partials::OpDType)
+        && (spec.residual || spec.norm.is_some() || spec.partials != Partials::Output)
     {
         let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter \
                      and matmul_all_reduce do";

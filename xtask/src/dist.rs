@@ -9,7 +9,10 @@
 //! dist/c/             the C interface: library, header, example
 //! ```
 
-use crate::cargo::{artifacts, cargo, check, commit, root, target_folder};
+use crate::cargo::{
+    artifacts, build as build_workspace, cargo, check, commit, root, target_folder,
+};
+use crate::kernels::Selection;
 use crate::{kernels, wheel};
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
@@ -31,39 +34,26 @@ here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 exec "$here/flux-bench" lab gpu-ci --dist "$here" "$@"
 "#;
 
+/// Prints the names of the kernels that the folder would have.
+pub(crate) fn list(selection: Selection) -> anyhow::Result<()> {
+    kernels::list(&ARCHS, selection)
+}
+
 /// Builds the folder anew and returns its path.
-pub(crate) fn build() -> anyhow::Result<PathBuf> {
+pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     let dist = root().join("dist");
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
     }
     fs::create_dir_all(dist.join("tests"))?;
 
-    let mut program = cargo();
-    program
-        .args(["build", "--profile", "gpu", "--package", "flux-bench", "--bin", "flux-bench"])
-        .env("FLUX_COMMIT", commit());
     let mut tests = cargo();
     tests
         .args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"])
         .env("FLUX_COMMIT", commit());
 
-    let mut probe = cargo();
-    probe.args([
-        "build",
-        "--profile",
-        "gpu",
-        "--package",
-        "flux-tp-transport",
-        "--bin",
-        "flux-probe",
-    ]);
-    for artifact in artifacts(program)?.into_iter().chain(artifacts(probe)?) {
-        copy(&artifact.path, &dist.join(artifact.name))?;
-    }
-    let mut example = cargo();
-    example.args(["build", "--profile", "gpu", "--package", "flux-tp-ops", "--example", "tp_mlp"]);
-    for artifact in artifacts(example)? {
+    let programs = ["--bin", "flux-bench", "--bin", "flux-probe", "--example", "tp_mlp"];
+    for artifact in build_workspace("gpu", &programs)? {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
     let mut names = Vec::new();
@@ -80,7 +70,7 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     fs::write(&runner, RUNNER)?;
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
 
-    kernels::compile(Some(&dist.join("cubins")), &ARCHS, false)?;
+    kernels::compile(Some(&dist.join("cubins")), &ARCHS, selection)?;
 
     let wheel = wheel::build("gpu")?;
     copy(&wheel, &dist.join(wheel.file_name().context("a wheel has a name")?))?;
@@ -145,7 +135,7 @@ pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
         "gpu-ci checks GPUs, and there is no NVIDIA GPU here ({})",
         DEVICES.join(", ")
     );
-    let dist = build()?;
+    let dist = build(Selection::Shipped)?;
     let mut run = Command::new(dist.join("gpu-ci"));
     run.args(args);
     check(run)

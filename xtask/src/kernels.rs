@@ -3,11 +3,11 @@
 //!
 //! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
 
-use crate::cargo::{cargo, check, root, target_folder};
+use crate::cargo::{build, check, target_folder};
 use anyhow::{Context, ensure};
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The version for the GPU hosts' driver.
@@ -17,15 +17,48 @@ const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// Exit status of `flux-kernels` without an NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel for `archs`, or a cover of them, into `out`, by default `cubins/` of the
-/// target folder, and prints its resources.
-pub(crate) fn compile(out: Option<&Path>, archs: &[&str], cover: bool) -> anyhow::Result<()> {
+/// Which kernels.
+#[derive(Clone, Copy)]
+pub(crate) enum Selection {
+    Every,
+    /// Those that most ops take.
+    Shipped,
+    /// The fewest that check the sources.
+    Cover,
+}
+
+impl Selection {
+    /// The options that name them and `archs`.
+    fn options<'a>(self, archs: &[&'a str]) -> Vec<&'a str> {
+        let option = match self {
+            Self::Every => None,
+            Self::Shipped => Some("--shipped"),
+            Self::Cover => Some("--cover"),
+        };
+        option.into_iter().chain(archs.iter().flat_map(|arch| ["--arch", arch])).collect()
+    }
+}
+
+/// Compiles kernels for `archs` into `out`, by default `cubins/` of the target folder, and prints
+/// their resources.
+pub(crate) fn compile(
+    out: Option<&Path>,
+    archs: &[&str],
+    selection: Selection,
+) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
-    words.extend(cover.then_some(OsStr::new("--cover")));
-    words.extend(archs.iter().flat_map(|arch| ["--arch", arch]).map(OsStr::new));
+    words.extend(selection.options(archs).into_iter().map(OsStr::new));
     with_nvrtc(&target, &words)
+}
+
+/// Prints the kernels' names, and compiles none.
+pub(crate) fn list(archs: &[&str], selection: Selection) -> anyhow::Result<()> {
+    let options = selection.options(archs);
+    let mut list = Command::new(program()?);
+    list.arg("list").args(options);
+    check(list)
 }
 
 /// Provides an NVRTC where tests look for one.
@@ -35,45 +68,40 @@ pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
 
 /// Runs `flux-kernels` with the fetched NVRTC or the machine's; without either, fetches one.
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
-    // First, as its progress is shown and the program's first words are kept back.
-    let mut build = cargo();
-    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args([
-        "--package",
-        "flux-tp-kernels",
-        "--bin",
-        "flux-kernels",
-    ]);
-    check(build)?;
+    let program = program()?;
+    let compiler = |fetched: Option<&Path>| {
+        let mut run = Command::new(&program);
+        run.args(words);
+        if let Some(fetched) = fetched {
+            run.env("FLUX_NVRTC_LIB", fetched.join(LIBRARY));
+        }
+        run
+    };
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
     if !named && is_fetched(&fetched) {
-        return check(compiler(words, Some(&fetched)));
+        return check(compiler(Some(&fetched)));
     }
     // A missing NVRTC is no error yet, so its message is kept back.
-    let mut first = compiler(words, None);
+    let mut first = compiler(None);
     let done = first
         .stdout(Stdio::inherit())
         .stderr(Stdio::piped())
         .output()
-        .context("cannot start cargo")?;
+        .context("cannot start flux-kernels")?;
     if done.status.code() == Some(NO_NVRTC) && !named {
         fetch(&fetched)?;
-        return check(compiler(words, Some(&fetched)));
+        return check(compiler(Some(&fetched)));
     }
     eprint!("{}", String::from_utf8_lossy(&done.stderr));
     ensure!(done.status.success(), "flux-kernels failed: {}", done.status);
     Ok(())
 }
 
-/// The program that compiles, with the fetched NVRTC or the machine's.
-fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
-    let mut run = cargo();
-    run.args(["run", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
-    run.args(["--package", "flux-tp-kernels", "--bin", "flux-kernels", "--"]).args(words);
-    if let Some(fetched) = fetched {
-        run.env("FLUX_NVRTC_LIB", fetched.join(LIBRARY));
-    }
-    run
+/// Builds `flux-kernels`, and returns its path.
+fn program() -> anyhow::Result<PathBuf> {
+    let built = build("dev", &["--bin", "flux-kernels"])?;
+    built.into_iter().next().map(|artifact| artifact.path).context("cargo built no flux-kernels")
 }
 
 /// Whether the wheel of this version is unpacked in `folder`: its `dist-info` names the version.

@@ -15,6 +15,7 @@ mod kernels;
 mod test;
 mod wheel;
 
+use crate::kernels::Selection;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -79,12 +80,20 @@ enum Task {
         /// `compute_80` for PTX; `all` for all of them
         #[arg(long, value_name = "ARCH", default_values = ["sm_90a"])]
         arch: Vec<String>,
-        /// Only the fewest kernels in which each op has every tile, element type and activation
+        /// Only the fewest kernels in which each op has every tile and element type
         #[arg(long)]
         cover: bool,
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
-    Dist,
+    Dist {
+        /// Every kernel, for hosts without NVRTC; else those that measured and common plans take,
+        /// and the others are compiled on first use
+        #[arg(long)]
+        all: bool,
+        /// Print the kernels' names, and build nothing
+        #[arg(long)]
+        list: bool,
+    },
     /// Build the wheel of the Python package `flux_tp`, with its tools from PyPI in the target
     /// folder
     Wheel,
@@ -123,9 +132,12 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
         Task::Kernels { out, arch, cover } => kernels::compile(
             out.as_deref(),
             &arch.iter().map(String::as_str).collect::<Vec<_>>(),
-            cover,
+            if cover { Selection::Cover } else { Selection::Every },
         ),
-        Task::Dist => dist::build().map(drop),
+        Task::Dist { all, list } => {
+            let selection = if all { Selection::Every } else { Selection::Shipped };
+            if list { dist::list(selection) } else { dist::build(selection).map(drop) }
+        }
         Task::Wheel => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
             cargo::flux_bench(&profile, &["lab", "gpu-ci"], &["--help".into()])

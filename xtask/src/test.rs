@@ -1,6 +1,6 @@
 //! The README's test command: every test that needs no GPU. Skipped tests are counted at the end.
 
-use crate::cargo::{artifacts, cargo, check, has_subcommand, root};
+use crate::cargo::{build, cargo, check, has_subcommand, root};
 use crate::kernels;
 use anyhow::Context;
 use std::collections::BTreeMap;
@@ -46,10 +46,7 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     doctests.args(["test", "--workspace", "--doc"]).current_dir(root());
     check(doctests)?;
 
-    // Of the whole workspace: for one package its dependencies would be compiled anew.
-    let mut examples = cargo();
-    examples.args(["build", "--workspace", "--examples"]);
-    let built = artifacts(examples)?;
+    let built = build("dev", &["--examples"])?;
     EXAMPLES.iter().try_for_each(|name| {
         let example = built
             .iter()

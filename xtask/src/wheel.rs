@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is installed outside the target folder.
 
-use crate::cargo::{artifacts, cargo, check, commit, root, target_folder};
+use crate::cargo::{build as build_workspace, check, commit, root, target_folder};
 use anyhow::{Context, ensure};
 use std::fs;
 use std::path::PathBuf;
@@ -20,17 +20,7 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     }
     let package = root().join("flux-python");
     // The proof of peer access runs in a process of its own, which a Python program cannot be.
-    let mut probe = cargo();
-    probe.args([
-        "build",
-        "--profile",
-        profile,
-        "--package",
-        "flux-tp-transport",
-        "--bin",
-        "flux-probe",
-    ]);
-    for artifact in artifacts(probe)? {
+    for artifact in build_workspace(profile, &["--bin", "flux-probe"])? {
         let beside = package.join("python/flux_tp").join(&artifact.name);
         fs::copy(&artifact.path, &beside)
             .with_context(|| format!("cannot copy to {}", beside.display()))?;

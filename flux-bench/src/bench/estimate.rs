@@ -7,10 +7,9 @@ use crate::harness::{Fill, FusedOp, Operands, RankContext};
 use crate::machine;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
-use flux_core::{DType, OpKind, Problem, SumsTo, WorldSize};
-use flux_kernels::Element;
+use flux_core::{OpKind, Problem, SumsTo, WorldSize};
+use flux_kernels::{Element, with_element};
 use flux_transport::{Communicator, Options, Select, World};
-use half::{bf16, f16};
 use indicatif::HumanDuration;
 use std::time::{Duration, Instant};
 
@@ -28,10 +27,7 @@ pub(super) fn allow(job: &BenchJob, yes: bool) -> anyhow::Result<()> {
     if job.on_gpus || yes {
         return Ok(());
     }
-    let rates = match job.dtype {
-        DType::Bf16 => Rates::measure::<bf16>(),
-        DType::F16 => Rates::measure::<f16>(),
-    };
+    let rates = with_element!(job.dtype, T, Rates::measure::<T>());
     within(rates?.expected(job, machine::cores()))
 }
 
@@ -110,6 +106,8 @@ mod tests {
     use super::*;
     use crate::harness::{Defect, EpilogueSpec};
     use crate::plan::OverrideArgs;
+    use flux_core::DType;
+    use half::bf16;
 
     fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob {
         let cases = problems

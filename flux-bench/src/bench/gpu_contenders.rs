@@ -55,7 +55,8 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let problem = op.problem();
         let bytes = between_elements(problem) as usize * size_of::<T>();
         let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
-        let gemm = Gemm::new(gpu.device(), gemm_shape(problem, ctx.rank()), problem.dtype())?;
+        let gemm =
+            Gemm::new(gpu.device(), gemm_shape(problem, ctx.rank()), problem.numerics().operand)?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
         Ok(Self {
@@ -108,7 +109,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
         let (m, n, k) = gemm_shape(problem, self.ctx.rank());
         let [m, n, k] = [m, n, k].map(|extent| extent as usize);
-        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
+        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.numerics(), world)?;
         let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
         set.holds = None;
         gpu.fill(
@@ -116,14 +117,14 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             x_window(&alone, first),
             operands.seed_x,
             operands.fill,
-            alone.dtype(),
+            alone.numerics().operand,
         )?;
         gpu.fill(
             block(&set.w)?,
             w_window(&alone, first),
             operands.seed_w,
             operands.fill,
-            alone.dtype(),
+            alone.numerics().operand,
         )?;
         self.gemm(0)?;
         let verdict = gpu.verify(
@@ -225,7 +226,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     fn comm(&self, set: usize) -> anyhow::Result<()> {
         let problem = &self.problem;
-        let of = ElementType::from(problem.dtype());
+        let of = ElementType::from(problem.collective_dtype());
         let (set, between, stream) =
             (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
         match problem.op().sums_to() {
@@ -317,7 +318,7 @@ pub(super) fn device_bytes(problem: &Problem, with_norm: bool) -> u64 {
     let epilogue = if with_norm { 2 * windows[2] + u64::from(problem.n()) } else { 0 };
     (windows.iter().sum::<u64>() + epilogue + between_elements(problem))
         * SETS as u64
-        * problem.dtype().bytes() as u64
+        * problem.numerics().operand.bytes() as u64
 }
 
 /// Of all rows: the gathered `x`, or one rank's partial sums.

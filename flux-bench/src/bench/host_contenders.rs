@@ -46,7 +46,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
             problem.n_local(ctx.rank()) as usize,
             problem.k_local(ctx.rank()) as usize,
         );
-        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
+        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.numerics(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gemm = FusedOp::build(&part, &comm, Overrides::with_workers(workers))?;
         let gemm_ctx = RankContext::new(comm)?;

@@ -19,11 +19,10 @@ use crate::plan::Overrides;
 use crate::progress;
 use crate::report::{Measured, Placement, Row, ServingRow, Sustained, Verified};
 use anyhow::Context;
-use flux_core::{DType, Problem};
-use flux_kernels::Element;
+use flux_core::Problem;
+use flux_kernels::{Element, with_element};
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, World};
-use half::{bf16, f16};
 use indicatif::ProgressBar;
 use std::time::Duration;
 
@@ -35,10 +34,7 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
     )?)?;
     let placement = Placement::of(world, ctx.comm())?;
     let rank = RankBench { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
-    let rows = match job.dtype {
-        DType::Bf16 => rank.measure::<bf16>(world),
-        DType::F16 => rank.measure::<f16>(world),
-    }?;
+    let rows = with_element!(job.dtype, T, rank.measure::<T>(world))?;
     rank.bar.finish_and_clear();
     Ok(BenchResult { transport: ctx.comm().transport(), placement, rows })
 }

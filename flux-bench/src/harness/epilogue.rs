@@ -1,7 +1,6 @@
 //! What an op does to its sums before it rounds them, and to the rounded rows.
 
 use flux_core::plan::Plan;
-use flux_core::problem::GATED_MULTIPLE;
 use flux_core::{OpKind, Problem, ProblemError};
 use flux_ops::{Activation, GateLayout};
 use std::fmt;
@@ -47,8 +46,7 @@ impl EpilogueSpec {
     /// The same without gates where the columns of `problem`, or those of a plan's tile, cannot
     /// have them.
     pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
-        let whole = problem.with_gates().is_ok()
-            && plan.is_none_or(|plan| plan.tile.n.is_multiple_of(GATED_MULTIPLE));
+        let whole = problem.with_gates().is_ok() && plan.is_none_or(|plan| plan.tile.holds_gates());
         if whole { self } else { Self { gates: None, ..self } }
     }
 

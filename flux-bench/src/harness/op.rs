@@ -5,7 +5,7 @@ use crate::harness::epilogue::EPS;
 use crate::plan::Overrides;
 use anyhow::bail;
 use flux_core::plan::Plan;
-use flux_core::{OpKind, Problem};
+use flux_core::{OpKind, Partials, Problem};
 use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, Builder, CallError, EpilogueArgs, Execution, GemmAllReduce,
@@ -74,8 +74,9 @@ impl<T: Element> FusedOp<T> {
         epilogue: EpilogueSpec,
         trace: bool,
     ) -> anyhow::Result<Self> {
-        if problem.dtype() != T::DTYPE {
-            bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
+        let numerics = problem.numerics();
+        if numerics.with_partials(Partials::Output) != T::DTYPE.into() {
+            bail!("a problem of {numerics} elements cannot be built for {}", T::DTYPE);
         }
         let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
         if problem.op().reduces() && epilogue.activation != Activation::None {
@@ -104,14 +105,14 @@ impl<T: Element> FusedOp<T> {
                 let builder = GemmReduceScatter::builder(m, n, k)
                     .bias(epilogue.bias)
                     .residual(epilogue.residual);
-                let builder = builder.partials(problem.partials());
+                let builder = builder.partials(numerics.partials);
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
                 let builder =
                     GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
-                let builder = builder.partials(problem.partials());
+                let builder = builder.partials(numerics.partials);
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }

@@ -30,7 +30,7 @@ impl PlannedLayer {
         let Layer { name, problem } = layer;
         let [m, n, k] =
             [problem.m(), problem.n_shard(), problem.k_shard()].map(|extent| extent as usize);
-        let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
+        let alone = Problem::new(problem.op(), m, n, k, problem.numerics(), shapes::world(1)?)?;
         let links = if machine.host_staged { Links::HostStaged } else { Links::PeerMemory };
         let target = Target { links, ..Target::peer_memory(machine, &problem) };
         Ok(Self { plan: args.on_target(&problem, &target)?, name, problem, alone, target })

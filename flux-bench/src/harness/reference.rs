@@ -34,7 +34,7 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::epilogue::EPS;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{DType, Nodes, Partials, Rank};
+use flux_core::{Nodes, Partials, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 
@@ -152,7 +152,7 @@ pub(crate) fn verify_norm<T: Element>(
     let unit = T::DTYPE.unit_roundoff();
     // Of fp32, and the rounding of a tiny number.
     let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
-    let tiny = tiny(T::DTYPE);
+    let tiny = T::DTYPE.least_roundoff();
     let mut verdict = Verdict::default();
     for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
         let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
@@ -175,13 +175,6 @@ pub(crate) fn verify_norm<T: Element>(
 }
 
 /// Half the distance between the smallest numbers of the type: what rounding a tiny number costs.
-fn tiny(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 2f64.powi(-25),
-        DType::Bf16 => 2f64.powi(-134),
-    }
-}
-
 /// A window of a global operand, as the elements' exact values.
 fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f32> {
     let mut narrow = vec![T::from_f32(0.0); elements(window)];
@@ -229,9 +222,9 @@ fn sum<T: Element>(
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     // A library's collective sums the op's type.
-    let sent_exactly = problem.partials() == Partials::F32 && !collective;
+    let sent_exactly = problem.numerics().partials == Partials::F32 && !collective;
     let sources = if problem.op().gathers() { 1 } else { problem.world().get() };
-    let unit = problem.dtype().unit_roundoff();
+    let unit = problem.numerics().output.unit_roundoff();
     let (mut exact, mut rounded, mut absolute, mut sent, mut partials) = (0.0, 0.0, 0.0, 0.0, 0.0);
     // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
     let mut node = (0.0, 0.0, 0.0);
@@ -295,8 +288,8 @@ fn expect<T: Element>(operands: &Operands, sum: Sum, up: Option<Sum>) -> Expecte
     Expected {
         value,
         bound: off
-            + operands.problem.dtype().unit_roundoff() * (value.abs() + off)
-            + tiny(T::DTYPE),
+            + operands.problem.numerics().output.unit_roundoff() * (value.abs() + off)
+            + T::DTYPE.least_roundoff(),
     }
 }
 
@@ -437,7 +430,7 @@ mod tests {
             let at = (0..y.len())
                 .max_by(|&a, &b| y[a].to_f32().abs().total_cmp(&y[b].to_f32().abs()))
                 .unwrap();
-            let off = 8.0 * operands.problem.dtype().unit_roundoff() * f64::from(y[at]);
+            let off = 8.0 * operands.problem.numerics().output.unit_roundoff() * f64::from(y[at]);
             y[at] = bf16::from_f64(f64::from(y[at]) + off);
             assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1, "{operands:?}");
         }

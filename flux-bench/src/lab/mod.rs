@@ -1,5 +1,6 @@
 //! `flux-bench lab`: what maintainers run to find faults and to take single parts' times.
 
+mod compile;
 mod core_gemm;
 mod faults;
 mod first_call;
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Links(links::Args),
     /// Time an op's first call in a new process, beside its later calls
     FirstCall(first_call::Args),
+    /// Compile every kernel of this machine's first GPU that is not there yet, on all cores
+    Compile,
     /// Run the checks that `cargo xtask dist` packs for a GPU host
     GpuCi(gpu_ci::Args),
 }
@@ -39,6 +42,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<bool> {
         Command::Peers(args) => peers::run(args),
         Command::Links(args) => links::run(args).map(|()| true),
         Command::FirstCall(args) => first_call::run(args),
+        Command::Compile => compile::run().map(|()| true),
         Command::GpuCi(args) => gpu_ci::run(args),
     }
 }

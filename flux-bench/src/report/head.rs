@@ -44,7 +44,7 @@ impl Head {
             n: problem.n(),
             k: problem.k(),
             tp: problem.world().get(),
-            dtype: problem.dtype().name().to_owned(),
+            dtype: problem.numerics().operand.name().to_owned(),
         }
     }
 

@@ -22,11 +22,10 @@ use crate::out;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flux_core::{DType, OpKind, Problem, SumsTo, WorldSize};
-use flux_kernels::Element;
+use flux_core::{OpKind, Problem, SumsTo, WorldSize};
+use flux_kernels::{Element, with_element};
 use flux_ops::Activation;
 use flux_transport::{Communicator, Select, World};
-use half::{bf16, f16};
 use std::path::PathBuf;
 
 /// Memory that has to be left when a rank has its operands: stacks of the CPU executor's threads
@@ -94,10 +93,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ));
     }
     let output = Output::create(&args.output, &problem)?;
-    match input.dtype {
-        DType::Bf16 => compute::<bf16>(&problem, args, &input, &output)?,
-        DType::F16 => compute::<f16>(&problem, args, &input, &output)?,
-    }
+    with_element!(input.dtype, T, compute::<T>(&problem, args, &input, &output))?;
     output.commit()?;
     out::line(&format_args!(
         "{problem}: y [{}, {}] written to {}",
@@ -167,6 +163,7 @@ fn cut<T: Element>(from: &[u8], cols: usize, window: Window) -> anyhow::Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::bf16;
 
     #[test]
     fn a_window_is_cut_from_bytes_on_any_border() {

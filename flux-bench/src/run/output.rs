@@ -31,7 +31,7 @@ impl Output {
         let head = head(problem)?;
         let file = ResultFile::create(path)?;
         file.write_at(&head, 0)?;
-        let row = u64::from(problem.n()) * problem.dtype().bytes() as u64;
+        let row = u64::from(problem.n()) * problem.numerics().output.bytes() as u64;
         Ok(Self { file, head: head.len() as u64, row })
     }
 
@@ -71,12 +71,12 @@ impl Output {
 /// 8.
 fn head(problem: &Problem) -> anyhow::Result<Vec<u8>> {
     let (m, n) = (problem.m() as usize, problem.n() as usize);
-    let dtype = match problem.dtype() {
+    let output = problem.numerics().output;
+    let dtype = match output {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
     };
-    let y =
-        TensorInfo { dtype, shape: vec![m, n], data_offsets: (0, m * n * problem.dtype().bytes()) };
+    let y = TensorInfo { dtype, shape: vec![m, n], data_offsets: (0, m * n * output.bytes()) };
     let mut text = serde_json::to_vec(&Metadata::new(None, vec![("y".to_owned(), y)])?)?;
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())

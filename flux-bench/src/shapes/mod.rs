@@ -91,14 +91,14 @@ pub(crate) fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
 /// The layers with partial sums of this type; those in fp32 by names of their own. Sums alone have
 /// them.
 pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::Result<Vec<Layer>> {
-    if partials == Partials::OpDType {
+    if partials == Partials::Output {
         return Ok(layers);
     }
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
     ensure!(sums, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
     let sent = |Layer { name, problem }| Layer {
         name: format!("{name}+f32"),
-        problem: Problem::with_partials(problem, partials),
+        problem: problem.with_partials(partials),
     };
     Ok(layers.into_iter().map(sent).collect())
 }
@@ -173,7 +173,7 @@ pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
 /// The type of a `--partials` word.
 pub(crate) fn parse_partials(word: &str) -> Result<Partials, String> {
     match word {
-        "dtype" => Ok(Partials::OpDType),
+        "dtype" => Ok(Partials::Output),
         "f32" | "fp32" => Ok(Partials::F32),
         _ => Err(format!("{word:?} is neither dtype nor f32")),
     }
@@ -255,8 +255,8 @@ mod tests {
         let sums = || given("--shapes 64x128 --ms 16 --ops gemm_rs,gemm_ar", true).unwrap();
         let with = with_partials(sums(), f32).unwrap();
         assert!(
-            with.iter()
-                .all(|layer| layer.name == "64x128+f32" && layer.problem.partial_bytes() == 4)
+            with.iter().all(|layer| layer.name == "64x128+f32"
+                && layer.problem.numerics().partials == f32)
         );
         assert_eq!(with_partials(sums(), dtype).unwrap(), sums());
         let error = with_partials(given("--shapes 64x128 --ms 16", true).unwrap(), f32)

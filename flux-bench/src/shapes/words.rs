@@ -30,9 +30,9 @@ pub enum ShapeError {
         names()
     )]
     Unknown { word: String },
-    /// The divisor is no number that divides the extents into multiples of 8.
+    /// The divisor is no number that divides the extents.
     #[error(
-        "{word:?}: {} over the divisor must be multiples of 8",
+        "{word:?}: the divisor must divide {}",
         extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
     )]
     Divisor { word: String, extents: Vec<usize> },
@@ -117,7 +117,7 @@ impl Shape {
         let unknown = || ShapeError::Unknown { word: word.to_owned() };
         let (_, gemms) = named().find(|(known, _)| known == name).ok_or_else(unknown)?;
         let extents = vec![gemms[0].n, gemms[0].k];
-        if divisor == 0 || extents.iter().any(|extent| extent % (8 * divisor) != 0) {
+        if extents.iter().any(|extent| !extent.is_multiple_of(divisor)) {
             return Err(ShapeError::Divisor { word: word.to_owned(), extents });
         }
         let gemms = gemms
@@ -263,12 +263,12 @@ mod tests {
                 "{word}: {error}"
             );
         }
-        for word in ["gpt3/0", "gpt3/x", "gpt3/7", "llama70b/4096"] {
+        for word in ["gpt3/0", "gpt3/x", "gpt3/7", "llama70b/3"] {
             assert!(matches!(word.parse::<Shape>(), Err(ShapeError::Divisor { .. })), "{word}");
         }
         assert_eq!(
             "gpt3/7".parse::<Shape>().unwrap_err().to_string(),
-            "\"gpt3/7\": 49152 and 12288 over the divisor must be multiples of 8"
+            "\"gpt3/7\": the divisor must divide 49152 and 12288"
         );
     }
 }

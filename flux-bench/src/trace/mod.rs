@@ -24,11 +24,10 @@ use crate::plan::OverrideArgs;
 use crate::shapes::{self, Shape};
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
-use flux_kernels::Element;
+use flux_kernels::{Element, with_element};
 use flux_ops::Timeline;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
-use half::{bf16, f16};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,10 +94,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
     let problem = problem(args, tp)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
-    let record = match args.dtype {
-        DType::Bf16 => record::<bf16>,
-        DType::F16 => record::<f16>,
-    };
+    let record = with_element!(args.dtype, T, record::<T>);
     let body = |local: &World| {
         Ok(record(local, &problem, args, id)
             .unwrap_or_else(|error| end::give_up(local.rank(), &error)))

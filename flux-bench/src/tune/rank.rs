@@ -7,14 +7,13 @@ use crate::machine;
 use crate::out;
 use crate::progress;
 use crate::shapes::Layer;
-use flux_core::{DType, OpKind, Problem};
-use flux_kernels::Element;
+use flux_core::{OpKind, Problem};
+use flux_kernels::{Element, with_element};
 use flux_ops::{
     AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError,
     TuneOptions, Tuned,
 };
 use flux_transport::{Communicator, World};
-use half::{bf16, f16};
 use std::fmt;
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -61,10 +60,7 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
         }
         bar.set_message(format!("{}, {} s of the budget left", layer.problem, left.as_secs()));
         let options = TuneOptions { budget: left, ..job.options };
-        let tuned = match job.dtype {
-            DType::Bf16 => tune::<bf16>(job, &layer.problem, &comm, &options),
-            DType::F16 => tune::<f16>(job, &layer.problem, &comm, &options),
-        };
+        let tuned = with_element!(job.dtype, T, tune::<T>(job, &layer.problem, &comm, &options));
         let words = summary.add(layer, tuned)?;
         if first {
             bar.suspend(|| out::line(&words));
@@ -87,10 +83,10 @@ fn tune<T: Element>(
             asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options)
         }
         OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k))
-            .partials(problem.partials())
+            .partials(problem.numerics().partials)
             .tune(comm, options),
         OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k))
-            .partials(problem.partials())
+            .partials(problem.numerics().partials)
             .tune(comm, options),
     }
 }

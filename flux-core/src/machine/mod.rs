@@ -4,6 +4,7 @@
 
 mod profiles;
 
+use crate::DType;
 use crate::tile::{Generation, SHARED_BYTES_PER_CYCLE};
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ pub struct Machine {
     pub generation: Generation,
     /// SMs; each is one worker.
     pub multiprocessors: u32,
-    /// Operations of an SM in a cycle; a multiply and an add count as two.
+    /// Operations of an SM in a cycle on 16-bit operands; a multiply and an add count as two. Other
+    /// operands: [`rate_of`](Self::rate_of).
     pub ops_per_cycle: u64,
     /// Clock during GEMMs, in MHz.
     pub clock_mhz: u64,
@@ -140,14 +142,19 @@ impl Machine {
         time(bytes, SHARED_BYTES_PER_CYCLE * self.clock_mhz)
     }
 
+    /// Operations of an SM in a cycle; a multiply and an add count as two.
+    pub const fn rate_of(&self, operand: DType) -> u64 {
+        self.ops_per_cycle.saturating_mul(operand.relative_rate())
+    }
+
     /// Operations of one worker in a nanosecond.
-    pub(crate) fn ops_per_ns(&self) -> f64 {
-        self.ops_per_cycle as f64 * self.clock_mhz as f64 / 1000.0
+    pub(crate) fn ops_per_ns(&self, operand: DType) -> f64 {
+        self.rate_of(operand) as f64 * self.clock_mhz as f64 / 1000.0
     }
 
     /// Time of one worker for `ops` operations.
-    pub(crate) fn multiply_time(&self, ops: u128) -> Duration {
-        time(ops, self.ops_per_cycle.saturating_mul(self.clock_mhz))
+    pub(crate) fn multiply_time(&self, ops: u128, operand: DType) -> Duration {
+        time(ops, self.rate_of(operand).saturating_mul(self.clock_mhz))
     }
 
     /// Time in which all workers of a rank read `bytes` of memory.
@@ -207,7 +214,7 @@ mod tests {
             [0, 1, 1000, 1001].map(|bytes| machine.one_way_time(bytes).as_nanos()),
             [0, 1, 1, 2]
         );
-        assert_eq!(machine.multiply_time(5), Duration::from_nanos(5));
+        assert_eq!(machine.multiply_time(5, DType::Bf16), Duration::from_nanos(5));
         assert_eq!(
             Machine { link_bytes_per_us: 0, ..machine }.one_way_time(2),
             Duration::from_micros(2),

@@ -28,7 +28,7 @@ impl Plan {
     /// Every candidate for `problem` on `target`.
     pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
         let (mut all, mut known) = (Vec::new(), HashSet::new());
-        for tile in target.machine.generation.tiles() {
+        for tile in target.machine.generation.tiles(problem.numerics()) {
             for rows in row_mappings(problem, target)
                 .into_iter()
                 .filter(|&rows| has_kernel(problem, target, tile, rows))
@@ -47,7 +47,7 @@ impl Plan {
     /// Whether a kernel executes the plan for `problem` as the target asks.
     pub(super) fn is_executable(&self, problem: &Problem, target: &Target) -> bool {
         self.has_wanted_order(problem, target)
-            && target.machine.generation.tiles().any(|tile| tile == self.tile)
+            && target.machine.generation.tiles(problem.numerics()).any(|tile| tile == self.tile)
             && has_kernel(problem, target, self.tile, self.rows)
     }
 }
@@ -55,12 +55,14 @@ impl Plan {
 /// Whether a kernel of this tile sends partial sums as the op needs it. An AllGather-GEMM sends
 /// none.
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
-    let generation = target.machine.generation;
+    let (generation, numerics) = (target.machine.generation, problem.numerics());
     match (problem.op().sums_to(), rows) {
         (SumsTo::Nothing, _) => true,
-        (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => generation.scatters(tile),
+        (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => {
+            generation.scatters(tile, numerics)
+        }
         (_, RowMapping::PerShard { .. }) if problem.world().peers() == 0 => true,
-        (_, RowMapping::PerShard { .. }) => generation.sends_partials(tile),
+        (_, RowMapping::PerShard { .. }) => generation.sends_partials(tile, numerics),
     }
 }
 

@@ -69,19 +69,19 @@ impl<'a> PlanCost<'a> {
     fn new(plan: &'a Plan, problem: &'a Problem, target: &'a Target) -> Self {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
         let tiles = plan.tiles(problem) as f64;
-        let machine = &target.machine;
+        let (machine, operand) = (&target.machine, problem.numerics().operand);
         let ops = 2.0
             * f64::from(plan.tile.m)
             * f64::from(plan.tile.n)
             * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
-        let multiply_ns = ops / machine.ops_per_ns();
+        let multiply_ns = ops / machine.ops_per_ns(operand);
         // Every step loads a column of both operands from L2.
         let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_shard());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
-        let load_ns = elements * problem.dtype().bytes() as f64 / l2;
+        let load_ns = elements * operand.bytes() as f64 / l2;
         let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0))
             * f64::from(problem.k_shard());
-        let shared_ns = through * problem.dtype().bytes() as f64 / machine.shared_bytes_per_ns();
+        let shared_ns = through * operand.bytes() as f64 / machine.shared_bytes_per_ns();
         let steps_ns = multiply_ns.max(load_ns).max(shared_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
         // SMs of the messages beside the kernel, and their rate.
@@ -137,7 +137,7 @@ impl<'a> PlanCost<'a> {
 
     /// Reads of `w`, once a pass, and of `x`.
     fn read(&self) -> f64 {
-        let bytes = self.problem.dtype().bytes() as f64;
+        let bytes = self.problem.numerics().operand.bytes() as f64;
         let w = f64::from(self.problem.n_shard()) * f64::from(self.problem.k_shard()) * bytes;
         let x = f64::from(self.problem.m()) * f64::from(self.problem.k_shard()) * bytes;
         (self.passes() * w + x) / self.memory()
@@ -219,7 +219,7 @@ impl<'a> PlanCost<'a> {
             _ => {
                 let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
                 let row_bytes = (f64::from(self.problem.k_shard()) / slices).ceil() as u64
-                    * self.problem.dtype().bytes() as u64;
+                    * self.problem.numerics().operand.bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
                 machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
             }
@@ -269,8 +269,8 @@ impl<'a> PlanCost<'a> {
         };
         if self.problem.op().sums_to() == SumsTo::All {
             // Finished tiles travel as often as partial ones, and are then copied.
-            let finished =
-                slot * self.problem.dtype().bytes() as f64 / self.problem.partial_bytes() as f64;
+            let finished = slot * self.problem.numerics().output.bytes() as f64
+                / self.problem.numerics().partial_bytes() as f64;
             let results = own * peers * finished;
             let all = sent + self.of_shard * finished * peers;
             let link = (self.tile_ns + all / self.link - body).max(0.0)

@@ -5,7 +5,7 @@
 
 use super::Plan;
 use crate::tile::Generation;
-use crate::{DType, OpKind, Partials, Problem, WorldSize};
+use crate::{Numerics, OpKind, Problem, WorldSize};
 
 /// First line of a table's text: the version of the format.
 const HEAD: &str = "# flux plan table 1";
@@ -15,8 +15,6 @@ const COLUMNS: &str = "device,kernel,driver,transport,world,op,dtype,n,k,m,plan,
 const ANY: &str = "any";
 /// What follows the op's name in rows of batch-invariant ops.
 const BATCH_INVARIANT: &str = " batch-invariant";
-/// What follows that in rows of ops with fp32 partial sums.
-const F32_PARTIALS: &str = " partials=f32";
 /// A row serves other numbers of rows up to this factor.
 const NEIGHBOUR: u32 = 2;
 
@@ -35,14 +33,12 @@ pub struct PlanKey {
     pub world: WorldSize,
     /// The op.
     pub op: OpKind,
-    /// Element type.
-    pub dtype: DType,
+    /// Element types.
+    pub numerics: Numerics,
     /// Global output columns.
     pub n: u32,
     /// Global inner extent.
     pub k: u32,
-    /// Element type of partial sums between ranks.
-    pub partials: Partials,
     /// Whether it was measured among plans with one order of sums.
     pub batch_invariant: bool,
 }
@@ -96,11 +92,11 @@ impl PlanKey {
         driver: &str,
         transport: &str,
     ) -> Self {
-        let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
+        let (world, op, numerics) = (problem.world(), problem.op(), problem.numerics());
         // Names stand in a comma-separated line that is no comment.
         let [device, driver, transport] =
             [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
-        let (n, k, partials) = (problem.n(), problem.k(), problem.partials());
+        let (n, k) = (problem.n(), problem.k());
         Self {
             device,
             generation,
@@ -108,20 +104,19 @@ impl PlanKey {
             transport,
             world,
             op,
-            dtype,
+            numerics,
             n,
             k,
-            partials,
             batch_invariant: false,
         }
     }
 
-    /// Whether a row with `other` as its key serves this one: both element types have one speed. A
-    /// row for one order of sums serves no other op, as a faster plan may have no such order.
+    /// Whether a row with `other` as its key serves this one: bf16 and fp16 have one speed. A row for one order of sums serves no other op, as a faster plan may have no such order.
     fn is_served_by(&self, other: &Self) -> bool {
         let driver = if other.driver == ANY { other.driver.clone() } else { self.driver.clone() };
         let batch_invariant = self.batch_invariant && other.batch_invariant;
-        *other == Self { driver, dtype: other.dtype, batch_invariant, ..self.clone() }
+        self.numerics.takes_as_long_as(other.numerics)
+            && *other == Self { driver, numerics: other.numerics, batch_invariant, ..self.clone() }
     }
 }
 
@@ -228,13 +223,9 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at))
     };
     let generation = Generation::ALL.into_iter().find(|generation| generation.name() == cell(1));
-    let (op, partials) = cell(5)
-        .strip_suffix(F32_PARTIALS)
-        .map_or((cell(5), Partials::OpDType), |op| (op, Partials::F32));
     let (op, batch_invariant) =
-        op.strip_suffix(BATCH_INVARIANT).map_or((op, false), |op| (op, true));
+        cell(5).strip_suffix(BATCH_INVARIANT).map_or((cell(5), false), |op| (op, true));
     let op = OpKind::ALL.into_iter().find(|kind| kind.name() == op);
-    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(6));
     let key = PlanKey {
         device: cell(0).to_owned(),
         generation: generation.ok_or_else(|| wrong(1))?,
@@ -242,10 +233,9 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         transport: cell(3).to_owned(),
         world: WorldSize::new(number(4)?).ok_or_else(|| wrong(4))?,
         op: op.ok_or_else(|| wrong(5))?,
-        dtype: dtype.ok_or_else(|| wrong(6))?,
+        numerics: cell(6).parse().map_err(|_| wrong(6))?,
         n: number(7)?,
         k: number(8)?,
-        partials,
         batch_invariant,
     };
     let us = cell(11)
@@ -267,10 +257,9 @@ impl std::fmt::Display for PlanRow {
                     transport,
                     world,
                     op,
-                    dtype,
+                    numerics,
                     n,
                     k,
-                    partials,
                     batch_invariant,
                 },
             m,
@@ -278,10 +267,9 @@ impl std::fmt::Display for PlanRow {
             us,
         } = self;
         let order = if *batch_invariant { BATCH_INVARIANT } else { "" };
-        let sent = if *partials == Partials::F32 { F32_PARTIALS } else { "" };
         write!(
             f,
-            "{device},{generation},{driver},{transport},{world},{op}{order}{sent},{dtype},{n},{k},{m},{plan},{us:.2}"
+            "{device},{generation},{driver},{transport},{world},{op}{order},{numerics},{n},{k},{m},{plan},{us:.2}"
         )
     }
 }

@@ -48,7 +48,7 @@ impl Target {
         matches!(self.links, Links::Messages(_))
             && !self.nodes.are_mixed()
             && equal
-            && problem.partials() == Partials::OpDType
+            && problem.numerics().partials == Partials::Output
     }
 
     /// Whether the library collective stands in for a plan with this communication: messages of a

@@ -33,7 +33,7 @@ pub enum ProblemError {
         name: &'static str,
         /// The given value.
         value: u32,
-        /// 8, or 16 with gates.
+        /// Elements of 16 bytes; twice as many with gates.
         multiple: u32,
         /// The next aligned value that the ranks can share.
         padded: u32,
@@ -48,7 +48,7 @@ pub enum ProblemError {
         name: &'static str,
         /// The given value.
         value: u32,
-        /// 8, or 16 with gates.
+        /// Elements of 16 bytes; twice as many with gates.
         multiple: u32,
         /// Number of ranks.
         world: u32,

@@ -2,8 +2,8 @@
 //!
 //! Invariant: every [`Problem`] is executable. Its extents are positive, and rows of operands are
 //! multiples of 16 bytes, as bulk tensor loads require. Any `m` is split: the first `m % W` ranks
-//! have one row more than the others. `n` or `k` is split likewise in groups of 8, at least one for
-//! each rank; `n` with gates in groups of 16, and of several weights each on its own.
+//! have one row more than the others. `n` or `k` is split likewise in groups that are 16 bytes, at
+//! least one for each rank; `n` with gates in pairs of groups, of several weights each on its own.
 
 mod error;
 mod op_kind;
@@ -12,7 +12,7 @@ mod split;
 pub use error::ProblemError;
 pub use op_kind::{OpKind, SumsTo};
 
-use crate::{DType, Partials, Rank, WorldSize};
+use crate::{DType, Numerics, Partials, Rank, WorldSize};
 use std::fmt;
 
 /// A row-major matrix shape, in elements.
@@ -34,19 +34,13 @@ impl Shape {
 /// Largest extent: element indices fit 40 bits, and coordinates a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 
-/// Divisor of the elements of an operand's row: 16 bytes. `n` and `k` are split in such groups.
-pub const ROW_MULTIPLE: u32 = 8;
-
-/// Divisor of `n` with gates, which is split in such groups: [`ROW_MULTIPLE`] gates and their ups.
-pub const GATED_MULTIPLE: u32 = 2 * ROW_MULTIPLE;
-
 /// Most weights of an AllGather-GEMM.
 pub const MAX_WEIGHTS: usize = 4;
 
 /// The output columns of each weight as errors name them.
 const COLUMNS_OF: [&str; MAX_WEIGHTS] = ["n[0]", "n[1]", "n[2]", "n[3]"];
 
-/// One fused operation: global `m`, `n`, `k`, element type and world size.
+/// One fused operation: global `m`, `n`, `k`, element types and world size.
 ///
 /// ```
 /// use flux_core::{DType, OpKind, Problem, WorldSize};
@@ -61,8 +55,7 @@ pub struct Problem {
     m: u32,
     n: u32,
     k: u32,
-    dtype: DType,
-    partials: Partials,
+    numerics: Numerics,
     world: WorldSize,
     /// Of `n`, the output columns of each weight; 0 behind the last.
     weights: [u32; MAX_WEIGHTS],
@@ -78,8 +71,7 @@ fn check_multiple(
     parts: u32,
 ) -> Result<(), ProblemError> {
     let largest = u32::MAX - u32::MAX % multiple;
-    let padded =
-        value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
+    let padded = value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
     if !value.is_multiple_of(multiple) {
         return Err(ProblemError::Alignment { name, value, multiple, padded });
     }
@@ -90,7 +82,8 @@ fn check_multiple(
 }
 
 impl Problem {
-    /// Checks the extents; all are global, before the split over ranks.
+    /// Checks the extents; all are global, before the split over ranks. An AllGather-GEMM has no
+    /// partial sums, so their type is [`Partials::Output`] there.
     ///
     /// # Errors
     /// [`ProblemError`] names the extent, its value and the limit.
@@ -99,7 +92,7 @@ impl Problem {
         m: usize,
         n: usize,
         k: usize,
-        dtype: DType,
+        numerics: impl Into<Numerics>,
         world: WorldSize,
     ) -> Result<Self, ProblemError> {
         let extent = |name, value: usize| match u32::try_from(value) {
@@ -108,19 +101,20 @@ impl Problem {
             _ => Err(ProblemError::TooLarge { name, value }),
         };
         let (m, n, k) = (extent("m", m)?, extent("n", n)?, extent("k", k)?);
-        let w = world.get();
+        let (w, numerics) = (world.get(), numerics.into());
         let (n_parts, k_parts) = if op.gathers() { (w, 1) } else { (1, w) };
         for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
-            check_multiple(name, value, ROW_MULTIPLE, parts)?;
+            check_multiple(name, value, numerics.row_multiple(), parts)?;
         }
         let mut weights = [0; MAX_WEIGHTS];
         weights[0] = n;
-        Ok(Self { op, m, n, k, dtype, partials: Partials::OpDType, world, weights, gated: false })
+        let problem = Self { op, m, n, k, numerics, world, weights, gated: false };
+        Ok(problem.with_partials(numerics.partials))
     }
 
     /// The same AllGather-GEMM with gates: `n` counts gates and ups, so `y` has half as many
-    /// columns. `n` is split over the ranks in groups of 16. Another op has none, and stays as it
-    /// is.
+    /// columns. `n` is split over the ranks in [groups](Numerics::gated_multiple) of gates and ups.
+    /// Another op has none, and stays as it is.
     ///
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
@@ -139,7 +133,7 @@ impl Problem {
         if self.weight_count() > 1 {
             return Err(ProblemError::OneWeight { what: "an op with gates" });
         }
-        check_multiple("n", self.n, GATED_MULTIPLE, self.world.get())?;
+        check_multiple("n", self.n, self.numerics.gated_multiple(), self.world.get())?;
         Ok(Self { gated: true, ..self })
     }
 
@@ -149,8 +143,10 @@ impl Problem {
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
     /// let world = WorldSize::new(2).unwrap();
-    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 96, 64, DType::Bf16, world)?.with_weights(&[64, 16, 16])?;
-    /// assert_eq!([0, 1, 2].map(|weight| p.weight_columns(weight, Rank::new(1))), [32..64, 8..16, 8..16]);
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 96, 64, DType::Bf16, world)?
+    ///     .with_weights(&[64, 16, 16])?;
+    /// let columns = [0, 1, 2].map(|weight| p.weight_columns(weight, Rank::new(1)));
+    /// assert_eq!(columns, [32..64, 8..16, 8..16]);
     /// assert_eq!(p.n_local(Rank::new(1)), 48);
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
@@ -158,7 +154,7 @@ impl Problem {
     /// # Errors
     /// [`ProblemError`] names the weight, its columns and the limit.
     pub fn with_weights(self, columns: &[u32]) -> Result<Self, ProblemError> {
-        Self::check_weights(self.op, columns, self.world)?;
+        Self::check_weights(self.op, columns, self.numerics, self.world)?;
         if columns.len() > 1 && self.gated {
             return Err(ProblemError::OneWeight { what: "an op with gates" });
         }
@@ -178,6 +174,7 @@ impl Problem {
     pub fn check_weights(
         op: OpKind,
         columns: &[u32],
+        numerics: Numerics,
         world: WorldSize,
     ) -> Result<(), ProblemError> {
         if columns.is_empty() || columns.len() > MAX_WEIGHTS {
@@ -190,23 +187,15 @@ impl Problem {
         COLUMNS_OF
             .into_iter()
             .zip(columns)
-            .try_for_each(|(name, &n)| check_multiple(name, n, ROW_MULTIPLE, ranks))
+            .try_for_each(|(name, &n)| check_multiple(name, n, numerics.row_multiple(), ranks))
     }
 
     /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it
     /// is.
-    ///
-    /// ```
-    /// use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
-    /// let world = WorldSize::new(4).unwrap();
-    /// let p = Problem::new(OpKind::GemmReduceScatter, 512, 1024, 1024, DType::F16, world)?;
-    /// assert_eq!(p.partial_bytes(), 2);
-    /// assert_eq!(p.with_partials(Partials::F32).partial_bytes(), 4);
-    /// # Ok::<(), flux_core::ProblemError>(())
-    /// ```
     #[must_use]
     pub const fn with_partials(self, partials: Partials) -> Self {
-        if self.op.reduces() { Self { partials, ..self } } else { self }
+        let partials = if self.op.reduces() { partials } else { Partials::Output };
+        Self { numerics: self.numerics.with_partials(partials), ..self }
     }
 
     /// The same layer with `m` rows.
@@ -219,7 +208,7 @@ impl Problem {
             m as usize,
             self.n as usize,
             self.k as usize,
-            self.dtype,
+            self.numerics,
             self.world,
         )?;
         Ok(Self { m: problem.m, ..*self })
@@ -241,17 +230,13 @@ impl Problem {
     pub const fn k(&self) -> u32 {
         self.k
     }
-    /// Element type.
-    pub const fn dtype(&self) -> DType {
-        self.dtype
+    /// Element types.
+    pub const fn numerics(&self) -> Numerics {
+        self.numerics
     }
-    /// Element type of partial sums between ranks.
-    pub const fn partials(&self) -> Partials {
-        self.partials
-    }
-    /// Bytes of an element of a partial sum between ranks.
-    pub const fn partial_bytes(&self) -> usize {
-        self.partials.bytes(self.dtype)
+    /// Element type of what a library's collective carries: gathered operands, or outputs' sums.
+    pub const fn collective_dtype(&self) -> DType {
+        if self.op.reduces() { self.numerics.output } else { self.numerics.operand }
     }
     /// Number of ranks.
     pub const fn world(&self) -> WorldSize {
@@ -311,8 +296,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} m={} n={}", self.op, self.m, self.weights[0])?;
         self.weights()[1..].iter().try_for_each(|n| write!(f, "+{n}"))?;
-        write!(f, " k={} {} tp={}", self.k, self.dtype, self.world)?;
-        if self.partials == Partials::F32 { f.write_str(" partials=f32") } else { Ok(()) }
+        write!(f, " k={} {} tp={}", self.k, self.numerics, self.world)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which rows, columns and inner elements each rank has.
 
-use super::{GATED_MULTIPLE, MAX_WEIGHTS, Problem, ROW_MULTIPLE, SumsTo};
+use super::{MAX_WEIGHTS, Problem, SumsTo};
 use crate::Rank;
 use std::ops::Range;
 
@@ -129,7 +129,7 @@ impl Problem {
     }
     /// Elements that stay together where an extent is split.
     const fn group(&self) -> u32 {
-        if self.gated { GATED_MULTIPLE } else { ROW_MULTIPLE }
+        if self.gated { self.numerics.gated_multiple() } else { self.numerics.row_multiple() }
     }
     /// The part of `extent` that `rank` has, in groups: the first ranks have one more.
     const fn part_of(&self, extent: u32, rank: Rank) -> Range<u32> {

@@ -5,14 +5,15 @@
 
 use crate::Problem;
 
-/// Least steps from one added partial tile of 2-byte elements to the next: a kernel adds a tile in
+/// Least steps from one added partial tile of the output's type to the next: a kernel adds a tile in
 /// up to 4 pieces, with steps between them.
 pub const IN_MAINLOOP_GAP: u32 = 4;
 
 /// Least steps from one added partial tile of `problem` to the next; a wider element takes more
 /// pieces.
 pub(crate) const fn gap(problem: &Problem) -> u32 {
-    IN_MAINLOOP_GAP * (problem.partial_bytes() / problem.dtype().bytes()) as u32
+    let numerics = problem.numerics();
+    IN_MAINLOOP_GAP * (numerics.partial_bytes() / numerics.output.bytes()) as u32
 }
 
 /// Steps between a kernel's consumers when they add, so that one multiplies meanwhile.

@@ -87,7 +87,8 @@ impl TileProgram {
 
     /// Chunk by chunk, each to all readers in the order of transfers.
     fn gather_rounds(&self) -> Option<Vec<Round>> {
-        let row_bytes = u64::from(self.problem.k()) * self.problem.dtype().bytes() as u64;
+        let row_bytes =
+            u64::from(self.problem.k()) * self.problem.numerics().operand.bytes() as u64;
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
         let per_place = self.per_place(sent().count());
         // All chunks but the last have the same rows on every rank.

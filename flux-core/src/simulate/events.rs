@@ -191,7 +191,7 @@ impl<'a> Simulation<'a> {
             Sink::Scatter => {
                 for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
-                    let bytes = rows * program.problem.partial_bytes() as u64;
+                    let bytes = rows * program.problem.numerics().partial_bytes() as u64;
                     self.send(Message {
                         from: rank,
                         to: owner,
@@ -204,7 +204,7 @@ impl<'a> Simulation<'a> {
             Sink::Reduce | Sink::ReduceRows if item.raise != NONE => {
                 let bytes = u64::from(item.rows)
                     * u64::from(item.cols)
-                    * program.problem.dtype().bytes() as u64;
+                    * program.problem.numerics().output.bytes() as u64;
                 for to in program.signalled_ranks(item) {
                     self.send(Message {
                         from: rank,
@@ -225,7 +225,7 @@ impl<'a> Simulation<'a> {
         let transfer = &program.transfers[index];
         let bytes = u64::from(transfer.rows)
             * u64::from(transfer.cols)
-            * program.problem.dtype().bytes() as u64;
+            * program.problem.numerics().operand.bytes() as u64;
         let same = |other: &Transfer| {
             (other.row, other.rows, other.col, other.cols)
                 == (transfer.row, transfer.rows, transfer.col, transfer.cols)
@@ -309,7 +309,7 @@ fn push_times(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
     for group in program.transfers.chunk_by(same) {
         let (rows, row_bytes) = (
             u64::from(group[0].rows),
-            u64::from(group[0].cols) * program.problem.dtype().bytes() as u64,
+            u64::from(group[0].cols) * program.problem.numerics().operand.bytes() as u64,
         );
         let ranks =
             group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;

@@ -28,23 +28,24 @@ pub(super) fn of(
     read: u64,
     machine: &Machine,
 ) -> Vec<Phase> {
-    let tile = program.tile;
+    let (tile, operand) = (program.tile, program.problem.numerics().operand);
     let (percent, through) = match machine.generation {
-        Generation::Hopper => (tile.wgmma_step_percent(), 0),
+        Generation::Hopper => (tile.wgmma_step_percent(operand), 0),
         Generation::Portable => (100, tile.portable_shared_elements()),
     };
     let multiply = |steps: u32| {
         let along_k = u128::from(tile.k) * u128::from(steps);
         let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * along_k * u128::from(percent) / 100;
-        let shared = u128::from(through) * along_k * program.problem.dtype().bytes() as u128;
+        let shared = u128::from(through) * along_k * operand.bytes() as u128;
         // They overlap: the slowest decides.
-        let [multiplied, passed] = [machine.multiply_time(ops), machine.shared_time(shared)];
+        let [multiplied, passed] =
+            [machine.multiply_time(ops, operand), machine.shared_time(shared)];
         Phase::Multiply(
             multiplied.max(passed).max(machine.read_time(u128::from(read) * u128::from(steps))),
         )
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
-    let partial = machine.add_time(elements * program.problem.partial_bytes() as u64);
+    let partial = machine.add_time(elements * program.problem.numerics().partial_bytes() as u64);
     let part = machine.add_time(elements * size_of::<f32>() as u64);
 
     let (mut phases, mut step, end) = (Vec::new(), item.k_first, item.k_first + item.k_steps);
@@ -75,8 +76,9 @@ pub(super) fn of(
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
     }
     if item.sink == Sink::Copy {
-        phases
-            .push(Phase::Add(machine.add_time(elements * program.problem.dtype().bytes() as u64)));
+        phases.push(Phase::Add(
+            machine.add_time(elements * program.problem.numerics().output.bytes() as u64),
+        ));
         return phases;
     }
     phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));

@@ -26,7 +26,7 @@ fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
         .chain(w.iter().map(|&(.., cols)| u64::from(cols)))
         .sum::<u64>();
     rows.saturating_mul(u64::from(program.tile.k))
-        .saturating_mul(program.problem.dtype().bytes() as u64)
+        .saturating_mul(program.problem.numerics().operand.bytes() as u64)
 }
 
 #[cfg(test)]

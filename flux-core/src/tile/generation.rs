@@ -5,6 +5,7 @@
 
 use super::TileShape;
 use super::table::{self, Staging};
+use crate::Numerics;
 use std::fmt;
 
 /// A kernel of its own, for the devices whose instructions it uses.
@@ -28,20 +29,21 @@ impl Generation {
         }
     }
 
-    /// Every tile with kernels, wide tiles first.
+    /// Every tile with kernels for such numbers, wide tiles first.
     ///
     /// ```
-    /// use flux_core::TileShape;
+    /// use flux_core::{DType, TileShape};
     /// use flux_core::tile::Generation;
     /// let tile = TileShape::new(128, 256, 64);
-    /// assert!(Generation::ALL.iter().all(|generation| generation.tiles().any(|t| t == tile)));
+    /// let has = |generation: Generation| generation.tiles(DType::Bf16.into()).any(|t| t == tile);
+    /// assert!(Generation::ALL.into_iter().all(has));
     /// ```
-    pub fn tiles(self) -> impl Iterator<Item = TileShape> + Clone {
+    pub fn tiles(self, numerics: Numerics) -> impl Iterator<Item = TileShape> + Clone {
         let of = |generation| if self == generation { usize::MAX } else { 0 };
         let hopper = table::HOPPER.iter().take(of(Self::Hopper)).map(|&(m, n, _)| (m, n));
         hopper
             .chain(table::PORTABLE.iter().take(of(Self::Portable)).copied())
-            .map(|(m, n)| TileShape::new(m, n, table::STEP))
+            .map(move |(m, n)| TileShape::new(m, n, table::step(numerics.operand)))
     }
 
     /// Elements that pass through an SM's shared memory for each one along `k`, where that can
@@ -55,20 +57,22 @@ impl Generation {
 
     /// Whether a kernel of this tile scatters rows to several owners, as a GEMM-ReduceScatter with
     /// flattened rows needs.
-    pub fn scatters(self, tile: TileShape) -> bool {
+    pub fn scatters(self, tile: TileShape, numerics: Numerics) -> bool {
         match self {
             // It stages the whole tile.
-            Self::Hopper => tile.stagings().any(|staging| staging == Staging::PerConsumer),
-            Self::Portable => self.tiles().any(|t| t == tile),
+            Self::Hopper => tile.stagings(numerics).any(|staging| staging == Staging::PerConsumer),
+            Self::Portable => self.tiles(numerics).any(|t| t == tile),
         }
     }
 
     /// Whether a kernel of this tile sends partial tiles, as a GEMM-ReduceScatter with rows per
     /// shard needs.
-    pub fn sends_partials(self, tile: TileShape) -> bool {
+    pub fn sends_partials(self, tile: TileShape, numerics: Numerics) -> bool {
         match self {
-            Self::Hopper => tile.stagings().any(|staging| tile.sends_partials_from(staging)),
-            Self::Portable => self.tiles().any(|t| t == tile),
+            Self::Hopper => tile
+                .stagings(numerics)
+                .any(|staging| tile.sends_partials_from(staging, numerics.output)),
+            Self::Portable => self.tiles(numerics).any(|t| t == tile),
         }
     }
 }
@@ -82,14 +86,15 @@ impl fmt::Display for Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
 
     #[test]
     fn tiles_of_another_generation_have_no_kernels() {
         let [hopper, portable] = [TileShape::new(136, 256, 64), TileShape::new(16, 128, 64)];
-        assert!(Generation::Hopper.scatters(hopper) && !Generation::Portable.scatters(hopper));
-        assert!(
-            Generation::Portable.sends_partials(portable)
-                && !Generation::Hopper.sends_partials(portable)
-        );
+        let bf16 = DType::Bf16.into();
+        assert!(Generation::Hopper.scatters(hopper, bf16));
+        assert!(!Generation::Portable.scatters(hopper, bf16));
+        assert!(Generation::Portable.sends_partials(portable, bf16));
+        assert!(!Generation::Hopper.sends_partials(portable, bf16));
     }
 }

@@ -10,9 +10,15 @@ mod table;
 pub use generation::Generation;
 pub(crate) use grid::{ColumnBlocks, TileExtent, TileGrid};
 pub(crate) use step::SHARED_BYTES_PER_CYCLE;
-pub use table::{HOPPER_SHARED_BYTES, Staging};
+pub use table::{
+    BARRIER_BYTES, CONSUMERS, HOPPER_SHARED_BYTES, PORTABLE_WARPS, ROW_GAP, STEP_BYTES, Staging,
+    hopper_barriers, portable_barriers,
+};
 
 use std::fmt;
+
+/// Columns of an MMA's output. With gates a tile holds so many of them, their ups, and so on.
+pub const GATE_COLUMNS: u32 = 8;
 
 /// Extents of a GEMM tile: output rows, output columns, and the step along `k` of a pipeline stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +35,11 @@ impl TileShape {
     /// A tile of `m` rows and `n` columns that advances by `k`.
     pub const fn new(m: u32, n: u32, k: u32) -> Self {
         Self { m, n, k }
+    }
+
+    /// Whether it holds the ups of all its gates.
+    pub const fn holds_gates(self) -> bool {
+        self.n.is_multiple_of(2 * GATE_COLUMNS)
     }
 
     /// Whether this is a swap-AB tile, whose columns take the place of rows in the MMA.

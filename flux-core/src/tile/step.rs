@@ -3,6 +3,7 @@
 //! Invariant: it depends on the tile's extents alone, and is never below 100 %.
 
 use super::TileShape;
+use crate::DType;
 
 /// Bytes that pass through an SM's shared memory in a cycle: 32 banks of 4 bytes (CUDA C++
 /// Programming Guide, "Compute Capabilities", from 5.x on).
@@ -19,7 +20,7 @@ const EXCESS_PERCENT: u64 = 50;
 impl TileShape {
     /// Time of a step in percent of its operations: above 100 if shared memory bounds it. Each
     /// product of 64 rows reads them and all columns; loads write both operands.
-    pub(crate) const fn wgmma_step_percent(self) -> u64 {
+    pub(crate) const fn wgmma_step_percent(self, operand: DType) -> u64 {
         let (m, n) = (self.m as u64, self.n as u64);
         let (blocked, other) = if self.swaps_ab() { (n, m) } else { (m, n) };
         if self.k == 0 || blocked == 0 || !blocked.is_multiple_of(BLOCK) {
@@ -32,9 +33,9 @@ impl TileShape {
         } else {
             blocks * (BLOCK + other)
         };
-        // Bytes of one element along `k`, 16 bits wide, and those that there is time for.
-        let (moved, free) =
-            ((products + m + n) * 2, 2 * m * n * SHARED_BYTES_PER_CYCLE / OPERATIONS);
+        // Bytes of one element along `k`, and those that there is time for.
+        let moved = (products + m + n) * operand.bytes() as u64;
+        let free = 2 * m * n * SHARED_BYTES_PER_CYCLE / (OPERATIONS * operand.relative_rate());
         100 + if moved > free { (moved - free) * EXCESS_PERCENT / free } else { 0 }
     }
 }
@@ -45,7 +46,7 @@ mod tests {
 
     #[test]
     fn narrow_tiles_are_bound_by_shared_memory() {
-        let percent = |m, n| TileShape::new(m, n, 64).wgmma_step_percent();
+        let percent = |m, n| TileShape::new(m, n, 64).wgmma_step_percent(DType::Bf16);
         assert_eq!([percent(128, 256), percent(256, 192), percent(176, 256)], [100, 100, 100]);
         assert_eq!([percent(128, 192), percent(128, 128), percent(136, 128)], [104, 112, 111]);
         assert_eq!([percent(104, 256), percent(160, 192)], [112, 113]);

@@ -1,10 +1,11 @@
 //! The tile tables: every tile with kernels, and what follows from its shape.
 //!
 //! Invariant: the kernels are compiled from these lists (`flux-kernels/src/variant/choice.rs`), and
-//! plans take their tiles from them. `config.cuh` of `flux-kernels/cuda/sm90/` and `sm80/` computes
-//! the same bytes.
+//! plans take their tiles from them. The kernels' shared memory is laid out by what is here.
 
 use super::TileShape;
+use crate::numerics::VECTOR_BYTES;
+use crate::{DType, Numerics};
 use Kernels::{Both, PerConsumer, Shared};
 
 /// Shared memory of a CTA on Hopper, in bytes (CUDA C++ Programming Guide, table of technical
@@ -12,21 +13,33 @@ use Kernels::{Both, PerConsumer, Shared};
 pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 
 /// Consumer warpgroups of a CTA.
-const CONSUMERS: u32 = 2;
+pub const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
 /// Consumer warps of the portable kernel.
-const PORTABLE_WARPS: u32 = 8;
+pub const PORTABLE_WARPS: u32 = 8;
 /// Fewest stages of the portable kernel: one is filled while another is multiplied.
 const FEWEST_PORTABLE_STAGES: u32 = 2;
 /// Most stages of a ring; stages are loaded in pairs, so it is even.
 const MOST_STAGES: u32 = 12;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
-const ROW_GAP: u32 = 16;
+pub const ROW_GAP: u32 = VECTOR_BYTES;
+/// Bytes of an mbarrier, and of a word that roles share.
+pub const BARRIER_BYTES: u32 = 8;
 /// Two words and the alignment of the first stage.
-const WORDS_AND_ALIGNMENT: u32 = 16 + 1024;
+const WORDS_AND_ALIGNMENT: u32 = 2 * BARRIER_BYTES + 1024;
 /// Three words and the alignment of the first stage.
-const PORTABLE_WORDS_AND_ALIGNMENT: u32 = 24 + 1024;
+const PORTABLE_WORDS_AND_ALIGNMENT: u32 = 3 * BARRIER_BYTES + 1024;
+
+/// Barriers of a CTA on Hopper: of each stage, of each consumer's staging buffer, and seven more.
+pub const fn hopper_barriers(stages: u32) -> u32 {
+    2 * stages + 2 * CONSUMERS + 7
+}
+
+/// Barriers of a CTA of the portable kernel: of each stage, and four more.
+pub const fn portable_barriers(stages: u32) -> u32 {
+    2 * stages + 4
+}
 
 /// Epilogue staging buffers of a CTA in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,15 +110,20 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
     (16, 256),
     (16, 128),
 ];
-/// Step along `k` of every tile: one swizzled row of 128 bytes.
-pub(super) const STEP: u32 = 64;
+/// Bytes of an operand's row that a stage holds: one swizzled row.
+pub const STEP_BYTES: u32 = 128;
+
+/// Step along `k` of every tile, in elements.
+pub(super) const fn step(operand: DType) -> u32 {
+    STEP_BYTES / operand.bytes() as u32
+}
 
 impl TileShape {
     /// The staging forms of this tile's kernels on Hopper; none outside the table.
-    pub fn stagings(self) -> impl Iterator<Item = Staging> {
+    pub fn stagings(self, numerics: Numerics) -> impl Iterator<Item = Staging> {
         let kernels = HOPPER
             .iter()
-            .find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k))
+            .find(|&&(m, n, _)| TileShape::new(m, n, step(numerics.operand)) == self)
             .map(|&(.., kernels)| kernels);
         let per_consumer =
             matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
@@ -114,10 +132,11 @@ impl TileShape {
             .chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
     }
 
-    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
-    /// need a shared buffer, and 16-byte vectors of rounded accumulators in each thread.
-    pub const fn sends_partials_from(self, staging: Staging) -> bool {
-        let whole_vectors = (self.m * self.n).is_multiple_of(8 * 128 * CONSUMERS);
+    /// Whether this form sends partial tiles. Swap-AB tiles need a shared buffer, and whole vectors
+    /// of rounded accumulators in each thread. Partial sums in fp32 have the same tiles.
+    pub const fn sends_partials_from(self, staging: Staging, rounded: DType) -> bool {
+        let whole_vectors =
+            (self.m * self.n).is_multiple_of(rounded.per_vector() * 128 * CONSUMERS);
         !self.swaps_ab() || matches!(staging, Staging::Shared) && whole_vectors
     }
 
@@ -125,29 +144,47 @@ impl TileShape {
     /// `None` if they are too few.
     ///
     /// ```
-    /// use flux_core::TileShape;
     /// use flux_core::tile::{HOPPER_SHARED_BYTES, Staging};
-    /// let stages = |staging| TileShape::new(128, 256, 64).stages(staging, HOPPER_SHARED_BYTES);
+    /// use flux_core::{DType, TileShape};
+    /// let (tile, bf16) = (TileShape::new(128, 256, 64), DType::Bf16.into());
+    /// let stages = |staging| tile.stages(staging, bf16, HOPPER_SHARED_BYTES);
     /// assert_eq!([Staging::PerConsumer, Staging::Shared].map(stages), [Some(3), Some(4)]);
     /// ```
-    pub fn stages(self, staging: Staging, shared_bytes: u32) -> Option<u32> {
+    pub fn stages(self, staging: Staging, numerics: Numerics, shared_bytes: u32) -> Option<u32> {
         // An eighth stage of 64x128 fits, but no record measures it.
         let most = if (self.m, self.n) == (64, 128) { 7 } else { MOST_STAGES };
         // All kernels of a form have the stages of the scattering one, whose rows have gaps.
         (FEWEST_STAGES..=most)
             .rev()
-            .find(|&stages| self.shared_bytes(staging, stages, true) <= shared_bytes)
+            .find(|&stages| self.shared_bytes(staging, numerics, stages, true) <= shared_bytes)
     }
 
     /// Dynamic shared memory of a CTA, in bytes: stages, staging buffers, barriers, two words and
     /// the alignment. Staged rows of scattering kernels have gaps.
-    pub const fn shared_bytes(self, staging: Staging, stages: u32, scatters: bool) -> u32 {
-        let stage = (self.m + self.n) * self.k * 2;
+    pub const fn shared_bytes(
+        self,
+        staging: Staging,
+        numerics: Numerics,
+        stages: u32,
+        scatters: bool,
+    ) -> u32 {
+        let staged = self.staged_bytes(staging, numerics.output, scatters);
+        stages * self.stage_bytes(numerics.operand)
+            + staged
+            + hopper_barriers(stages) * BARRIER_BYTES
+            + WORDS_AND_ALIGNMENT
+    }
+
+    /// Bytes of a step's rows of both operands.
+    pub const fn stage_bytes(self, operand: DType) -> u32 {
+        (self.m + self.n) * self.k * operand.bytes() as u32
+    }
+
+    /// Bytes of the epilogue staging buffers of a CTA on Hopper.
+    pub const fn staged_bytes(self, staging: Staging, output: DType, scatters: bool) -> u32 {
         let gaps =
             if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
-        let staged = self.m * self.n * 2 * staging.buffers() / CONSUMERS + gaps;
-        let barriers = 2 * stages + 2 * CONSUMERS + 7;
-        stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
+        self.m * self.n * output.bytes() as u32 * staging.buffers() / CONSUMERS + gaps
     }
 
     /// The portable kernel's warps along `m` and `n`, each with a block of the tile as square as it
@@ -172,21 +209,22 @@ impl TileShape {
     /// they are too few.
     ///
     /// ```
-    /// use flux_core::TileShape;
-    /// let stages = |kib: u32| TileShape::new(128, 256, 64).portable_stages(kib << 10);
+    /// use flux_core::{DType, TileShape};
+    /// let (tile, bf16) = (TileShape::new(128, 256, 64), DType::Bf16.into());
+    /// let stages = |kib: u32| tile.portable_stages(bf16, kib << 10);
     /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
     /// ```
-    pub fn portable_stages(self, shared_bytes: u32) -> Option<u32> {
+    pub fn portable_stages(self, numerics: Numerics, shared_bytes: u32) -> Option<u32> {
         (FEWEST_PORTABLE_STAGES..=MOST_STAGES)
             .rev()
-            .find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
+            .find(|&stages| self.portable_shared_bytes(numerics, stages) <= shared_bytes)
     }
 
     /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, three
     /// words and the alignment.
-    pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
-        stages * (self.m + self.n) * self.k * 2
-            + (2 * stages + 4) * 8
+    pub const fn portable_shared_bytes(self, numerics: Numerics, stages: u32) -> u32 {
+        stages * self.stage_bytes(numerics.operand)
+            + portable_barriers(stages) * BARRIER_BYTES
             + PORTABLE_WORDS_AND_ALIGNMENT
     }
 }
@@ -196,9 +234,14 @@ mod tests {
     use super::*;
     use crate::tile::Generation;
 
+    fn bf16() -> Numerics {
+        DType::Bf16.into()
+    }
+
     #[test]
     fn stages_fill_the_memory_that_the_staged_tile_leaves() {
-        let stages = |m, n, staging| TileShape::new(m, n, 64).stages(staging, HOPPER_SHARED_BYTES);
+        let stages =
+            |m, n, staging| TileShape::new(m, n, 64).stages(staging, bf16(), HOPPER_SHARED_BYTES);
         assert_eq!(stages(256, 192, Staging::PerConsumer), None, "two stages are too few");
         assert_eq!(stages(256, 192, Staging::Shared), Some(3));
         assert_eq!(stages(128, 256, Staging::PerConsumer), Some(3));
@@ -214,22 +257,29 @@ mod tests {
     #[test]
     fn every_form_fits_its_budget_and_none_fits_too_small_a_one() {
         for (tile, staging) in Generation::Hopper
-            .tiles()
-            .flat_map(|tile| tile.stagings().map(move |staging| (tile, staging)))
+            .tiles(bf16())
+            .flat_map(|tile| tile.stagings(bf16()).map(move |staging| (tile, staging)))
         {
-            let stages = tile.stages(staging, HOPPER_SHARED_BYTES).unwrap();
-            assert!(tile.shared_bytes(staging, stages, true) <= HOPPER_SHARED_BYTES, "{tile}");
-            assert!(tile.stages(staging, 100 << 10).is_none_or(|fewer| fewer < stages), "{tile}");
-            assert_eq!(tile.stages(staging, 16 << 10), None, "{tile}");
+            let stages = tile.stages(staging, bf16(), HOPPER_SHARED_BYTES).unwrap();
+            assert!(
+                tile.shared_bytes(staging, bf16(), stages, true) <= HOPPER_SHARED_BYTES,
+                "{tile}"
+            );
+            assert!(
+                tile.stages(staging, bf16(), 100 << 10).is_none_or(|fewer| fewer < stages),
+                "{tile}"
+            );
+            assert_eq!(tile.stages(staging, bf16(), 16 << 10), None, "{tile}");
         }
     }
 
     #[test]
     fn tiles_outside_the_table_have_no_kernels() {
         for tile in [TileShape::new(128, 256, 32), TileShape::new(128, 160, 64)] {
-            let has = Generation::ALL
-                .map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
-            assert_eq!((tile.stagings().count(), has), (0, [false, false]));
+            let has = Generation::ALL.map(|generation| {
+                generation.scatters(tile, bf16()) || generation.sends_partials(tile, bf16())
+            });
+            assert_eq!((tile.stagings(bf16()).count(), has), (0, [false, false]));
         }
     }
 }

@@ -139,7 +139,7 @@ proptest! {
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
     let extents = (1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..8);
-    let partials = prop::sample::select(vec![Partials::OpDType, Partials::F32]);
+    let partials = prop::sample::select(vec![Partials::Output, Partials::F32]);
     (ops, 2_u32..=8, extents, partials, 0_usize..60).prop_map(
         |(op, world, (m, n, k, more), partials, number)| {
             let world = WorldSize::new(world).unwrap();
@@ -174,7 +174,7 @@ proptest! {
         let schedule = plans[number % plans.len()].schedule(&problem, &target);
         let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
         let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
-        let element = problem.partial_bytes() as u64;
+        let element = problem.numerics().partial_bytes() as u64;
         let places = match (problem.op(), program.rows.is_flattened()) {
             (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
             (_, true) => {
@@ -202,7 +202,7 @@ proptest! {
         {
             prop_assert!(end <= program.results_offset());
             let results =
-                u64::from(problem.m()) * u64::from(problem.n()) * problem.dtype().bytes() as u64;
+                u64::from(problem.m()) * u64::from(problem.n()) * problem.numerics().output.bytes() as u64;
             end = program.results_offset() + results;
         }
         prop_assert!(end <= program.split_k_offset());

@@ -6,14 +6,14 @@
 
 namespace flux {
 
-// Adds eight values of the op's type, to the pairs of sums that `pair_at(0)`, 2, 4 and 6 point to.
+// Adds eight values of the output's type, to the pairs of sums that `pair_at(0)`, 2, 4 and 6 point to.
 template <class C, class PairAt>
 __device__ __forceinline__ void add_eight(const uint4& eight, PairAt pair_at) {
     const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         float lo, hi;
-        ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
+        C::Output::unpack_2(pairs[i], lo, hi);
         float* const sums = pair_at(2 * i);
         sums[0] += lo;
         sums[1] += hi;

@@ -61,7 +61,7 @@ private:
 
     __device__ __forceinline__ void copy_rows(const WorkItem& item, u32 part, u32 parts) const {
         const u64 from = p.data[p.rank] + (epoch & 1) * p.half_stride + p.results_offset;
-        const u32 per_row = item.cols / 8, all = item.rows * per_row, stride = 32 * parts;
+        const u32 per_row = item.cols / C::Output::kPerVector, all = item.rows * per_row, stride = 32 * parts;
 #pragma unroll 1
         for (u32 v = part * 32 + lane; v < all; v += kAhead * stride) {
             uint4 eight[kAhead];
@@ -75,14 +75,14 @@ private:
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
                 const u32 at = v + i * stride;
-                if (at < all) ptx::store_global_16(p.y_address + row(item, at, per_row) * p.y_row_bytes + col_bytes(item, at, per_row), eight[i]);
+                if (at < all) ptx::store_global_16(p.weights[0].y + row(item, at, per_row) * p.weights[0].y_row_bytes + col_bytes(item, at, per_row), eight[i]);
             }
         }
     }
 
     __device__ __forceinline__ static u64 row(const WorkItem& item, u32 vector, u32 per_row) { return item.row + vector / per_row; }
     __device__ __forceinline__ static u64 col_bytes(const WorkItem& item, u32 vector, u32 per_row) {
-        return (item.col + vector % per_row * 8) * u64{2};
+        return (item.col + vector % per_row * C::Output::kPerVector) * u64{C::Output::kBytes};
     }
 };
 

@@ -55,7 +55,7 @@ struct Mover {
     };
 
     __device__ __forceinline__ Spans spans(u32 rows, u32 cols) const {
-        const u32 part = cols * 2;
+        const u32 part = cols * C::Operand::kBytes;
         const u64 whole = static_cast<u64>(part) * rows;
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
@@ -75,7 +75,7 @@ struct Mover {
         const u32 others = __ballot_sync(0xFFFFFFFFu, !same);
         const u32 copies = others == 0 ? 32 : __ffs(others) - 1;
         const Spans s = spans(rows, cols);
-        return {first, copies, share(s, index, movers), row, col * 2, ptx::from_lane(t.step, 0), s, t.dest | t.place << 16, t.raise};
+        return {first, copies, share(s, index, movers), row, col * C::Operand::kBytes, ptx::from_lane(t.step, 0), s, t.dest | t.place << 16, t.raise};
     }
 
     __device__ __forceinline__ Piece piece(const Group& g, u32 i) const {
@@ -141,7 +141,7 @@ struct Mover {
                 uint4 v[kVectors];
                 load(q, v);
                 if (__all_sync(0xFFFFFFFFu, !poison)) store(g, q, v);
-                if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
+                if (thread == 0 && first == 0 && j == 0) stamp_worker(p, &WorkerStamps::push_begun);
                 // The first reader waits for its rows. Later ones leave time for gaps, which keep
                 // bursts off the link and so off the GEMM's own loads.
                 if (g.step > 1 && p.gap_ns != 0) ptx::sleep_ns(p.gap_ns);
@@ -168,7 +168,7 @@ struct Mover {
             // Orders this CTA's pieces, at the peers, before the count that lets another CTA raise
             // the signals.
             ptx::fence_acq_rel_sys();
-            stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
+            stamp_worker(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
             last = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, first), movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;

@@ -17,14 +17,15 @@
 
 namespace flux {
 
-// A rank's partial sums of eight columns, as they were sent.
+// A rank's partial sums of a vector of outputs, as they were sent.
 template <class C>
 struct SentVector {
-    uint4 words[C::kPartialBytes / 2] = {};
+    static constexpr u32 kWords = C::kPartialBytes / C::Output::kBytes;
+    uint4 words[kWords] = {};
 
     __device__ __forceinline__ void load(u64 at) {
 #pragma unroll
-        for (u32 i = 0; i < C::kPartialBytes / 2; ++i) words[i] = ptx::load_global_16(at + i * 16);
+        for (u32 i = 0; i < kWords; ++i) words[i] = ptx::load_global_16(at + i * 16);
     }
 
     __device__ __forceinline__ void add_to(float (&sum)[8]) const {
@@ -38,14 +39,17 @@ struct SentVector {
     }
 };
 
-// The place of a thread's eight columns.
+// The place of a thread's vector of outputs.
+template <class Element>
 struct RowPlace {
     u64 row;
     u32 col;
     bool there;
 
     __device__ __forceinline__ RowPlace(const WorkItem& item, u32 v)
-        : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
+        : row(item.row + v / (item.cols / Element::kPerVector)),
+          col(item.col + v % (item.cols / Element::kPerVector) * Element::kPerVector),
+          there(v < item.rows * (item.cols / Element::kPerVector)) {}
 };
 
 // Whether the sums of a reduction also go to every peer.
@@ -63,22 +67,22 @@ struct SumPlace {
 
 // Adds the bias and the residual, rounds, and stores to the caller's y and the peers' results.
 template <class C>
-__device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, const RowPlace& at, const uint4& residual, float (&sum)[8]) {
-    if (p.bias != 0) {
+__device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, const RowPlace<typename C::Output>& at, const uint4& residual, float (&sum)[8]) {
+    if (p.weights[0].bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
-            const float2 bias = bias_pair<C::kBf16>(p.bias, at.col + i);
+            const float2 bias = bias_pair<typename C::Output>(p.weights[0].bias, at.col + i);
             sum[i] += bias.x;
             sum[i + 1] += bias.y;
         }
     }
     if (p.residual != 0) add_eight<C>(residual, sum);
-    const uint4 eight = {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
-                         ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])};
+    const uint4 eight = {C::Output::pack_2(sum[0], sum[1]), C::Output::pack_2(sum[2], sum[3]),
+                         C::Output::pack_2(sum[4], sum[5]), C::Output::pack_2(sum[6], sum[7])};
     const u64 row = to.first_row + at.row;
-    ptx::store_global_16(p.y_address + row * p.y_row_bytes + at.col * u64{2}, eight);
+    ptx::store_global_16(p.weights[0].y + row * p.weights[0].y_row_bytes + at.col * u64{C::Output::kBytes}, eight);
     if (to.results == 0) return;
-    const u64 result = to.results + row * p.result_row_bytes + at.col * u64{2};
+    const u64 result = to.results + row * p.result_row_bytes + at.col * u64{C::Output::kBytes};
 #pragma unroll 1
     for (u32 step = 1; step < p.world; ++step) ptx::store_global_16(p.data[(p.rank + step) % p.world] + result, eight);
 }
@@ -94,8 +98,8 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
     const SumPlace to(p, epoch, item, live);
     // Offset from the buffer of peers' rows to the one of this rank's.
     const u64 to_own = p.data[p.rank] - p.scatter_buffer;
-    for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
-        const RowPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
+    for (u32 v = thread; v < item.rows * (item.cols / C::Output::kPerVector); v += kPlaces * kThreads) {
+        const RowPlace<typename C::Output> places[kPlaces] = {{item, v}, {item, v + kThreads}};
         u64 at[kPlaces];
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{C::kPartialBytes};
@@ -104,7 +108,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
         if (p.residual != 0) {
 #pragma unroll
             for (u32 n = 0; n < kPlaces; ++n) {
-                if (places[n].there) residual[n] = residual_vector(p, static_cast<u32>(places[n].row), places[n].col);
+                if (places[n].there) residual[n] = residual_vector<typename C::Output>(p, static_cast<u32>(places[n].row), places[n].col);
             }
         }
 #pragma unroll 1

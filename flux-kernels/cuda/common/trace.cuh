@@ -1,4 +1,4 @@
-// Time stamps of each item's phases, compiled only into traced kernels (`Config::kTrace`).
+// Time stamps of each item's phases, in calls that record them.
 //
 // Every stamp has one writer. Stamps are %globaltimer's: only differences on one GPU mean anything.
 
@@ -9,28 +9,26 @@
 
 namespace flux {
 
+// Whether the call records them. Uniform, so that others pay one predicate.
+__device__ __forceinline__ bool traces(const Params& p) { return p.item_stamps != nullptr; }
+
 // Run by one thread of the role whose phase has ended.
-template <class C>
 __device__ __forceinline__ void stamp(const Params& p, u32 item, u64 ItemStamps::* phase) {
-    if constexpr (C::kTrace) p.item_stamps[item].*phase = ptx::global_timer_ns();
+    if (traces(p)) p.item_stamps[item].*phase = ptx::global_timer_ns();
 }
 
 // Run by one thread of the CTA.
-template <class C>
 __device__ __forceinline__ void stamp_worker(const Params& p, u64 WorkerStamps::* phase) {
-    if constexpr (C::kTrace) p.worker_stamps[blockIdx.x].*phase = ptx::global_timer_ns();
+    if (traces(p)) p.worker_stamps[blockIdx.x].*phase = ptx::global_timer_ns();
 }
 
 // Run by all threads of the CTA.
-template <class C>
 __device__ __forceinline__ void stamp_cta(const Params& p, u64 WorkerStamps::* phase) {
-    if constexpr (C::kTrace) {
-        if (threadIdx.x != 0) return;
-        // Reading the clock is no memory access, which a CTA barrier would hold back.
-        ptx::fence_acq_rel_cta();
-        stamp_worker<C>(p, phase);
-        p.worker_stamps[blockIdx.x].multiprocessor = ptx::multiprocessor();
-    }
+    if (!traces(p) || threadIdx.x != 0) return;
+    // Reading the clock is no memory access, which a CTA barrier would hold back.
+    ptx::fence_acq_rel_cta();
+    stamp_worker(p, phase);
+    p.worker_stamps[blockIdx.x].multiprocessor = ptx::multiprocessor();
 }
 
 }  // namespace flux

@@ -51,17 +51,17 @@ __device__ __forceinline__ float from_fp16(u16 v) {
 }
 
 // Rounded to 16 bits.
-__device__ __forceinline__ u16 round_to(bool bf16, float v) {
-    return bf16 ? to_bf16(v) : to_fp16(v);
+__device__ __forceinline__ u16 round_to(DType dtype, float v) {
+    return dtype == DType::kBf16 ? to_bf16(v) : to_fp16(v);
 }
 
-__device__ __forceinline__ float widen(bool bf16, u16 v) {
-    return bf16 ? __uint_as_float(static_cast<u32>(v) << 16) : from_fp16(v);
+__device__ __forceinline__ float widen(DType dtype, u16 v) {
+    return dtype == DType::kBf16 ? __uint_as_float(static_cast<u32>(v) << 16) : from_fp16(v);
 }
 
 // The element as the operands hold it.
-__device__ __forceinline__ float element(bool bf16, Fill fill, u64 seed, u32 row, u32 col) {
-    return widen(bf16, round_to(bf16, value(fill, seed, row, col)));
+__device__ __forceinline__ float element(DType dtype, Fill fill, u64 seed, u32 row, u32 col) {
+    return widen(dtype, round_to(dtype, value(fill, seed, row, col)));
 }
 
 }  // namespace flux::harness

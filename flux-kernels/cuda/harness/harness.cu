@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += static_cast<u64>(gridDim.x) * blockDim.x) {
         const u32 row = static_cast<u32>(i / p.cols), col = static_cast<u32>(i % p.cols);
         dst[p.transposed != 0 ? col * p.row_stride + row : row * p.row_stride + col] =
-            round_to(p.bf16 != 0, value(static_cast<Fill>(p.fill), p.seed, p.row0 + row, p.col0 + col));
+            round_to(static_cast<DType>(p.dtype), value(static_cast<Fill>(p.fill), p.seed, p.row0 + row, p.col0 + col));
     }
 }
 
@@ -76,7 +76,7 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
-    const bool bf16 = p.bf16 != 0;
+    const DType operand = static_cast<DType>(p.operand), output = static_cast<DType>(p.output);
     const Fill fill = static_cast<Fill>(p.fill);
     const bool gated = p.gated != 0;
     const u32 row = blockIdx.y * kTileRows, col = blockIdx.x * (gated ? kTileCols / 2 : kTileCols);
@@ -91,11 +91,11 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
         __syncthreads();
         for (u32 i = threadIdx.x; i < kTileRows * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
-            xs[r][i % kStep] = c < p.k ? element(bf16, fill, p.x_seed, p.row0 + row + r, c) : 0.0f;
+            xs[r][i % kStep] = c < p.k ? element(operand, fill, p.x_seed, p.row0 + row + r, c) : 0.0f;
         }
         for (u32 i = threadIdx.x; i < kTileCols * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
-            ws[r][i % kStep] = c < p.k ? element(bf16, fill, p.w_seed, p.col0 + w_row(r), c) : 0.0f;
+            ws[r][i % kStep] = c < p.k ? element(operand, fill, p.w_seed, p.col0 + w_row(r), c) : 0.0f;
         }
         __syncthreads();
         // Segments are multiples of 8 long: half a step.
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                         const auto sent = [&](double part) {
                             if (p.f32_partials != 0) return part;
                             partials[i][j] += fabsf(static_cast<float>(part));
-                            return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;
+                            return fill == Fill::kSmallInts ? widen(output, round_to(output, static_cast<float>(part))) : part;
                         };
                         node[i][j] += to_relay ? sent(segment[i][j]) : segment[i][j];
                         segment[i][j] = 0.0;
@@ -149,9 +149,9 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
         }
     }
 
-    const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
+    const float u = unit_roundoff(output);
     const float eps = 5.9604645e-8f;  // 2^-24
-    const float tiny = bf16 ? 0x1p-134f : 0x1p-25f;  // half the distance between the smallest numbers
+    const float tiny = least_roundoff(output);
     // A node's sum includes rounded partial sums, and is rounded itself.
     const float per_sent = p.per_node > 1 ? u * (1.0f + u) : u;
     const bool exact = activation_is_exact(static_cast<Activation>(p.activation));
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const u32 r = row + ti + 16 * i, c = col + tj + 16 * j;
             if (r >= p.rows || c >= p.cols || (gated && j == 1)) continue;
             const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
-            const float y = widen(bf16, bits);
+            const float y = widen(output, bits);
             // A sum with what is added to it, and how far it may be off.
             const auto finished = [&](u32 j, double& whole, float& inner) {
                 whole = sum[i][j];
@@ -175,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                     added += fabsf(term);
                     if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
                 };
-                if (p.bias != 0) add(element(bf16, fill, p.bias_seed, 0, p.col0 + w_row(tj + 16 * j)));
-                if (p.residual != 0) add(element(bf16, fill, p.residual_seed, p.row0 + r, p.col0 + c));
+                if (p.bias != 0) add(element(output, fill, p.bias_seed, 0, p.col0 + w_row(tj + 16 * j)));
+                if (p.residual != 0) add(element(output, fill, p.residual_seed, p.row0 + r, p.col0 + c));
                 if (p.rounded_additions != 0) inner += u * p.rounded_additions * (partials[i][j] + added + inner);
             };
             double whole, expected;
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const float error = static_cast<float>(fabs(static_cast<double>(y) - expected));
             bool ok;
             if (fill == Fill::kSmallInts && exact && p.rounded_additions == 0) {
-                ok = y == widen(bf16, round_to(bf16, reference));
+                ok = y == widen(output, round_to(output, reference));
             } else {
                 const float bound = u * (fabsf(reference) + inner) + inner + tiny;
                 ok = error <= bound;
@@ -219,38 +219,38 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 }
 
 // The unfused rest of a layer: y += residual, then the norm of y. A thread adds what it normalises.
-template <bool Bf16>
+template <class Element>
 __device__ __forceinline__ void add_rms_norm(const AddRmsNormParams& p) {
     uint4* y = reinterpret_cast<uint4*>(p.norm.y + blockIdx.x * p.norm.y_row_bytes);
     const uint4* residual = reinterpret_cast<const uint4*>(p.residual + blockIdx.x * p.norm.y_row_bytes);
     const uint4* gain = reinterpret_cast<const uint4*>(p.norm.gain);
     uint4* out = reinterpret_cast<uint4*>(p.norm.out + blockIdx.x * p.norm.out_row_bytes);
     float v[8], r[8], sum = 0.0f;
-    for (u32 i = threadIdx.x; i < p.norm.cols / 8; i += blockDim.x) {
-        widen_8<Bf16>(y[i], v);
-        widen_8<Bf16>(ptx::load_constant_16(&residual[i]), r);
+    for (u32 i = threadIdx.x; i < p.norm.cols / Element::kPerVector; i += blockDim.x) {
+        widen_8<Element>(y[i], v);
+        widen_8<Element>(ptx::load_constant_16(&residual[i]), r);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) v[e] += r[e];
-        y[i] = narrow_8<Bf16>(v);
-        widen_8<Bf16>(y[i], v);
+        y[i] = narrow_8<Element>(v);
+        widen_8<Element>(y[i], v);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
     }
     const float scale = rms_scale(p.norm, sum);
-    for (u32 i = threadIdx.x; i < p.norm.cols / 8; i += blockDim.x) {
-        widen_8<Bf16>(y[i], v);
-        widen_8<Bf16>(ptx::load_constant_16(&gain[i]), r);
+    for (u32 i = threadIdx.x; i < p.norm.cols / Element::kPerVector; i += blockDim.x) {
+        widen_8<Element>(y[i], v);
+        widen_8<Element>(ptx::load_constant_16(&gain[i]), r);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) v[e] = v[e] * scale * r[e];
-        out[i] = narrow_8<Bf16>(v);
+        out[i] = narrow_8<Element>(v);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(512) flux_add_rms_norm(const __grid_constant__ AddRmsNormParams p) {
-    if (p.bf16 != 0) {
-        add_rms_norm<true>(p);
+    if (static_cast<DType>(p.dtype) == DType::kBf16) {
+        add_rms_norm<Bf16>(p);
     } else {
-        add_rms_norm<false>(p);
+        add_rms_norm<F16>(p);
     }
 }
 

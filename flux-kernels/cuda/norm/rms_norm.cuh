@@ -3,22 +3,23 @@
 
 #pragma once
 #include "abi.cuh"
+#include "ptx/element.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 namespace flux {
 
-template <bool Bf16>
+template <class Element>
 __device__ __forceinline__ void widen_8(const uint4& eight, float (&v)[8]) {
-    ptx::unpack_2<Bf16>(eight.x, v[0], v[1]);
-    ptx::unpack_2<Bf16>(eight.y, v[2], v[3]);
-    ptx::unpack_2<Bf16>(eight.z, v[4], v[5]);
-    ptx::unpack_2<Bf16>(eight.w, v[6], v[7]);
+    Element::unpack_2(eight.x, v[0], v[1]);
+    Element::unpack_2(eight.y, v[2], v[3]);
+    Element::unpack_2(eight.z, v[4], v[5]);
+    Element::unpack_2(eight.w, v[6], v[7]);
 }
 
-template <bool Bf16>
+template <class Element>
 __device__ __forceinline__ uint4 narrow_8(const float (&v)[8]) {
-    return {ptx::pack_2<Bf16>(v[0], v[1]), ptx::pack_2<Bf16>(v[2], v[3]), ptx::pack_2<Bf16>(v[4], v[5]), ptx::pack_2<Bf16>(v[6], v[7])};
+    return {Element::pack_2(v[0], v[1]), Element::pack_2(v[2], v[3]), Element::pack_2(v[4], v[5]), Element::pack_2(v[6], v[7])};
 }
 
 // The sum over the CTA's threads, in an order that follows from their number alone.
@@ -40,25 +41,25 @@ __device__ __forceinline__ float rms_scale(const RmsNormParams& p, float part) {
 }
 
 // The second pass finds the row in L1.
-template <bool Bf16>
+template <class Element>
 __device__ __forceinline__ void rms_norm(const RmsNormParams& p) {
     const uint4* y = reinterpret_cast<const uint4*>(p.y + blockIdx.x * p.y_row_bytes);
     const uint4* gain = reinterpret_cast<const uint4*>(p.gain);
     const u64 out = p.out + blockIdx.x * p.out_row_bytes;
     float v[8], sum = 0.0f;
-    for (u32 i = threadIdx.x; i < p.cols / 8; i += blockDim.x) {
-        widen_8<Bf16>(ptx::load_constant_16(&y[i]), v);
+    for (u32 i = threadIdx.x; i < p.cols / Element::kPerVector; i += blockDim.x) {
+        widen_8<Element>(ptx::load_constant_16(&y[i]), v);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
     }
     const float scale = rms_scale(p, sum);
-    for (u32 i = threadIdx.x; i < p.cols / 8; i += blockDim.x) {
+    for (u32 i = threadIdx.x; i < p.cols / Element::kPerVector; i += blockDim.x) {
         float g[8];
-        widen_8<Bf16>(ptx::load_constant_16(&y[i]), v);
-        widen_8<Bf16>(ptx::load_constant_16(&gain[i]), g);
+        widen_8<Element>(ptx::load_constant_16(&y[i]), v);
+        widen_8<Element>(ptx::load_constant_16(&gain[i]), g);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) v[e] = v[e] * scale * g[e];
-        ptx::store_global_16(out + i * u64{16}, narrow_8<Bf16>(v));
+        ptx::store_global_16(out + i * u64{16}, narrow_8<Element>(v));
     }
 }
 

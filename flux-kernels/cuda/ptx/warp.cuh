@@ -1,5 +1,5 @@
 // Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg,
-// %smid), transposed fragments (movmatrix) and packed conversions (cvt).
+// %smid), and transposed fragments (movmatrix).
 
 #pragma once
 #include "types.cuh"
@@ -97,30 +97,6 @@ __device__ __forceinline__ u32 transpose_matrix(u32 pair) {
     u32 v;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(pair));
     return v;
-}
-
-// cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower
-// half
-template <bool Bf16>
-__device__ __forceinline__ u32 pack_2(float lo, float hi) {
-    u32 v;
-    if constexpr (Bf16) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
-    } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
-    }
-    return v;
-}
-
-// The lower and upper half of a packed pair, exactly.
-template <bool Bf16>
-__device__ __forceinline__ void unpack_2(u32 v, float& lo, float& hi) {
-    if constexpr (Bf16) {
-        lo = __uint_as_float(v << 16);
-        hi = __uint_as_float(v & 0xFFFF0000u);
-    } else {
-        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(lo), "=f"(hi) : "r"(v));
-    }
 }
 
 }  // namespace flux::ptx

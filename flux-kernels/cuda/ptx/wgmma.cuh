@@ -2,7 +2,7 @@
 // registers.
 
 #pragma once
-#include "types.cuh"
+#include "ptx/element.cuh"
 
 namespace flux::ptx {
 
@@ -145,13 +145,13 @@ struct MnMajor {
 };
 
 // wgmma.mma_async m64nNk16: D (64 x N) = A (64 x 16) * B (N x 16)^T, added to D where `accumulate`.
-template <u32 N, bool Bf16>
+template <u32 N, class Element>
 struct Wgmma;
 
 // Of `sums` = n / 2 accumulators; `a` to `tb` are the seven numbers that follow them.
-#define FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, type, bf16)                                                                                 \
+#define FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, type, Element)                                                                              \
     template <>                                                                                                                                     \
-    struct Wgmma<n, bf16> {                                                                                                                         \
+    struct Wgmma<n, Element> {                                                                                                                      \
         template <class A, class B>                                                                                                                 \
         static __device__ __forceinline__ void mma(float (&d)[sums], u32 desc_a, u32 desc_b, u32 accumulate) {                                      \
             asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                          \
@@ -163,8 +163,8 @@ struct Wgmma;
         }                                                                                                                                           \
     };
 #define FLUX_WGMMA(n, sums, a, b, c, ua, ub, ta, tb)              \
-    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, bf16, true)   \
-    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, false)
+    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, bf16, Bf16)   \
+    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, F16)
 
 FLUX_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
 FLUX_WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)

@@ -1,85 +1,15 @@
-// What the portable kernel is instantiated with, and the shared memory that follows from it.
+// What the portable kernel is instantiated with, and its shared memory.
 
 #pragma once
 #include "common/walk.cuh"
+#include "ptx/element.cuh"
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, Activation A, bool Gated, bool WeightsKn, bool SeveralWeights,
-          bool Trace>
-struct Config {
-    static constexpr u32 kTileM = TileM;
-    static constexpr u32 kTileN = TileN;
-    static constexpr u32 kTileK = 64;  // one 128-byte swizzled row of 16-bit elements
-    static constexpr u32 kStages = Stages;
-    static constexpr bool kBf16 = Bf16;
-    static constexpr bool kReduceScatter = ReduceScatter;
-    // Partial sums leave for other ranks in fp32, not in the op's type.
-    static constexpr bool kPartialsF32 = PartialsF32;
-    static_assert(ReduceScatter || !PartialsF32, "nobody adds");
-    static constexpr u32 kPartialBytes = PartialsF32 ? 4 : 2;
-    static constexpr Activation kActivation = A;  // of the result
-    static constexpr bool kGated = Gated;              // the columns of w are gates and ups, in eights
-    static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
-    static_assert(!ReduceScatter || (A == Activation::kNone && !Gated), "partial sums have no activation");
-    static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
-    static_assert(!WeightsKn || (TileN % 128 == 0 && !Gated), "two warps load 128 adjacent columns");
-    static constexpr bool kSeveralWeights = SeveralWeights;  // columns of several weights side by side
-    static_assert(!SeveralWeights || (!ReduceScatter && !Gated && !WeightsKn), "weights of [n, k], each with an output of its own");
-    static constexpr bool kTrace = Trace;  // record when each phase of each item ended
-    static constexpr bool kSendsPartials = ReduceScatter;
-    static constexpr bool kScatters = ReduceScatter;
-
-    // Warps: consumers, producers, signaller and mover. A multiprocessor's four parts have 16 K
-    // registers each, so three warps on each have 168 a thread.
-    static constexpr u32 kConsumerWarps = 8;
-    static constexpr u32 kConsumers = 2;  // in groups of 128 threads
-    static constexpr u32 kProducerWarps = 2;
-    static constexpr u32 kMoverWarps = 1;
-    static constexpr u32 kSignallerWarp = kConsumerWarps + kProducerWarps;
-    static constexpr u32 kMoverWarp = kSignallerWarp + 1;
-    static constexpr u32 kThreads = 32 * (kMoverWarp + kMoverWarps);
-
-    // A tile's warps, each with a block of the output as square as it can be: operands are read
-    // from shared memory once for each row and each column of them.
-    static constexpr u32 kWarpsM = TileM >= 256 ? 4 : TileM >= 64 ? 2 : 1;
-    static constexpr u32 kWarpsN = kConsumerWarps / kWarpsM;
-    static constexpr u32 kRows = TileM / kWarpsM;          // of one warp
-    static constexpr u32 kCols = TileN / kWarpsN;          // of one warp
-    static constexpr u32 kBlocks = kRows / 16;             // m16 blocks of one warp
-    static constexpr u32 kPairs = kCols / 16;              // pairs of n8 blocks of one warp
-    static constexpr u32 kBlockRows = 16;
-    static constexpr u32 kAccumulators = kCols / 2;        // of one m16 block, in one thread
-    static constexpr u32 kOutCols = kCols / kColsPerOut;   // of y, of one warp
-    static_assert(kBlocks * 16 * kWarpsM == TileM && kPairs * 16 * kWarpsN == TileN, "tile");
-    static_assert(kBlocks * kAccumulators <= 128, "accumulators");
-    // Words of a residual that a thread loads at once, as registers allow.
-    static constexpr u32 kResidualLoads = kBlocks * kAccumulators > 64 ? 4 : 16;
-    // The accumulators lie as a Hopper tile's whose columns are split: see `epilogue.cuh`.
-    static constexpr bool kSwapAB = false;
-    static constexpr bool kSplitColumns = true;
-
-    static constexpr u32 kBytesA = TileM * kTileK * 2;
-    static constexpr u32 kBytesB = TileN * kTileK * 2;
-    static constexpr u32 kStageBytes = kBytesA + kBytesB;
-    // Weights of [k, n] lie in strips of 16 columns, a row of 32 bytes for each element along k. Its
-    // two chunks change places every four rows, so that eight rows of a chunk meet different banks.
-    static constexpr u32 kWeightStripBytes = kTileK * 32;
-
-    // 16-byte vectors of a thread: of one m16 block in a slot, and of all accumulators in fp32.
-    static constexpr u32 kBlockVectors = kAccumulators * kPartialBytes / 16;
-    static constexpr u32 kSplitKVectors = kBlocks * kAccumulators / 4;
-    static constexpr u32 kSplitKSlotBytes = TileM * TileN * 4;
-    static_assert(kSplitKVectors * kConsumerWarps * 32 * 16 == kSplitKSlotBytes, "split-K slots");
-    // Bytes of a strip of 16 rows in a slot of partial sums.
-    static constexpr u32 kStripBytes = 16 * TileN * kPartialBytes;
-
-    // Dynamic shared memory: stages, barriers and three words, from a 1024-byte border.
-    static constexpr u32 kBarrierOffset = kStages * kStageBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 4;
-    static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kSharedBytes = kArrivedOffset + 24 + 1024;
-};
+// `Numbers` of the variant's translation unit: flux-kernels/src/variant/portable.rs computes and
+// explains them.
+template <class Numbers>
+using Config = Numbers;
 
 // Addresses in the CTA's shared window.
 template <class C>

@@ -23,8 +23,6 @@ namespace flux {
 
 template <class C>
 struct Consumer {
-    static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
-
     const Params& p;
     const Shared<C> smem;
     RingState<C::kStages> ring;
@@ -40,24 +38,24 @@ struct Consumer {
             if (C::kScatters && item().sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
             multiply(item().k_steps, acc);
-            mark(index(), &ItemStamps::multiplied);
+            mark(index, &ItemStamps::multiplied);
             if (item().parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
             add_split_k_partials(item, number, acc);
             if constexpr (C::kSendsPartials) {
                 add_peer_partials(item(), number, acc);
-                if (item().partials != 0) mark(index(), &ItemStamps::partials_there);
+                if (item().partials != 0) mark(index, &ItemStamps::partials_there);
             }
-            mark(index(), &ItemStamps::summed);
+            mark(index, &ItemStamps::summed);
             if (finishes<C>(item())) {
                 const Part<C> part;
                 finish_tile<C>(p, index(), part.warp % C::kWarpsN, part.lane, part.row(), acc);
             }
             write(item(), acc);
-            mark(index(), &ItemStamps::written);
+            mark(index, &ItemStamps::written);
             if (item().raise != kNone) {
                 announce();
             } else {
-                mark(index(), &ItemStamps::sent);
+                mark(index, &ItemStamps::sent);
             }
         }
         if constexpr (C::kScatters) reduce_scattered_rows(walk.item(number), walk);
@@ -90,7 +88,7 @@ private:
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
             const u32 base = smem.a(ring.stage);
 #pragma unroll
-            for (u32 step = 0; step < kSteps; ++step) {
+            for (u32 step = 0; step < C::kProducts; ++step) {
                 u32 a[C::kBlocks][4];
 #pragma unroll
                 for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
@@ -104,8 +102,8 @@ private:
                     }
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
+                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8], a[block], b[0], b[1]);
+                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8 + 4], a[block], b[2], b[3]);
                     }
                 }
             }
@@ -178,10 +176,10 @@ private:
     // Stores rows in the caller's y.
     __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
         const u32 shard = is_shared<C>(item) ? p.rank : item.out_outer;
-        const WeightOf<C> weight(p, item.col);
+        const Weight& weight = WeightOf<C>(p, item.col).operands();
         const u64 first_row = first_row_of_shard(p, shard) + item.row;
-        const u64 y = weight.y_address() + first_row * weight.y_row_bytes() + (item.col - weight.start) / C::kColsPerOut * u64{2};
-        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes() : 0; }, ptx::store_global_16);
+        const u64 y = weight.y + first_row * weight.y_row_bytes + item.col / C::kColsPerOut * u64{C::Output::kBytes};
+        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.
@@ -210,7 +208,7 @@ private:
     // Stores a finished tile among the results of every peer.
     __device__ __forceinline__ void store_at_peers(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
         const u64 row = first_row_of_shard(p, p.rank) + item.row;
-        const u64 own = own_data(p) + half + p.results_offset + row * p.result_row_bytes + item.col * u64{2};
+        const u64 own = own_data(p) + half + p.results_offset + row * p.result_row_bytes + item.col * u64{C::Output::kBytes};
         const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.result_row_bytes : 0; };
         const u32 peers = ((1u << p.world) - 1) & ~(1u << p.rank);
         store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) { put_at(peers, at, eight); });
@@ -246,10 +244,9 @@ private:
     }
 
     // One thread stamps for all. The stamp's address is not kept through the mainloop.
-    __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
-        if constexpr (C::kTrace) {
-            if (threadIdx.x == 0) stamp<C>(p, ptx::copied_here(item), phase);
-        }
+    template <class Index>
+    __device__ __forceinline__ void mark(Index index, u64 ItemStamps::* phase) const {
+        if (traces(p) && threadIdx.x == 0) stamp(p, ptx::copied_here(index()), phase);
     }
 };
 

@@ -20,7 +20,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     extern __shared__ unsigned char dynamic_shared[];
     const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
-    stamp_cta<C>(p, &WorkerStamps::entered);
+    stamp_cta(p, &WorkerStamps::entered);
     // Every CTA reads it before its ticket, so before the last CTA advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
@@ -61,9 +61,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.beside_gemm();
         }
     }
-    if constexpr (C::kTrace) {
+    if (traces(p)) {
         __syncthreads();
-        stamp_cta<C>(p, &WorkerStamps::left);
+        stamp_cta(p, &WorkerStamps::left);
     }
 }
 

@@ -26,7 +26,7 @@ struct Rounded {
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
             for (u32 i = 0; i < C::kOutCols / 4; ++i) {
-                words[block][i] = ptx::pack_2<C::kBf16>(result<C>(acc[block], 2 * i), result<C>(acc[block], 2 * i + 1));
+                words[block][i] = C::Output::pack_2(result<C>(acc[block], 2 * i), result<C>(acc[block], 2 * i + 1));
             }
         }
     }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C
     constexpr u32 kEights = C::kOutCols / 8;  // column blocks
     const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col() / C::kColsPerOut;
     const auto store = [&](u64 row, u32 col, uint4 eight) {
-        if (row != 0 && col * C::kColsPerOut < item.cols) put(row + col * 2, eight);
+        if (row != 0 && col * C::kColsPerOut < item.cols) put(row + col * C::Output::kBytes, eight);
     };
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u64 at = row_at(row + half * 8);
-                if (at != 0 && first_col * C::kColsPerOut < item.cols) ptx::store_global_4(at + (first_col + within * 2) * 2, pair(0, half));
+                if (at != 0 && first_col * C::kColsPerOut < item.cols) ptx::store_global_4(at + (first_col + within * 2) * C::Output::kBytes, pair(0, half));
             }
         } else {
             // Two column blocks of two rows.
@@ -170,8 +170,8 @@ struct Slot {
                     continue;
                 }
                 const float* d = &acc[b][v * 8];
-                ptx::store_global_16(to + v * 512, {ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]), ptx::pack_2<C::kBf16>(d[4], d[5]),
-                                                    ptx::pack_2<C::kBf16>(d[6], d[7])});
+                ptx::store_global_16(to + v * 512, {C::Output::pack_2(d[0], d[1]), C::Output::pack_2(d[2], d[3]), C::Output::pack_2(d[4], d[5]),
+                                                    C::Output::pack_2(d[6], d[7])});
             }
         }
     }

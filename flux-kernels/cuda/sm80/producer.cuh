@@ -78,7 +78,7 @@ struct Producer {
             const WorkItem item = load_item(p, i);
             const bool passes = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
             // Only a time line has what the producer passes by.
-            if (passes && !C::kTrace) return;
+            if (passes && !traces(p)) return;
             mark(i, &ItemStamps::opened);
             if (passes) {
                 mark(i, &ItemStamps::rows_there);
@@ -88,13 +88,14 @@ struct Producer {
             a = Rows::of(a_address(item), a_stride(item), item.rows);
             if constexpr (C::kWeightsKn) {
                 // This thread's chunk of the first row, and the item's columns.
-                b = {p.w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{2}, 0, item.cols, 0};
+                b = {weights().w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{C::Operand::kBytes}, 0, item.cols, 0};
             } else if constexpr (C::kGated) {
-                b = Rows::of(p.w + item.col / 2 * p.gate_step * p.w_row_bytes, p.gate_step * p.w_row_bytes, item.cols);
-                b.up = p.up_offset * p.w_row_bytes;
+                const u64 gate_bytes = p.gate_step * weights().w_row_bytes;
+                b = Rows::of(weights().w + item.col / 2 * gate_bytes, gate_bytes, item.cols);
+                b.up = p.up_offset * weights().w_row_bytes;
             } else {
-                const WeightOf<C> weight(p, item.col);
-                b = Rows::of(weight.w() + (item.col - weight.start) * weight.w_row_bytes(), weight.w_row_bytes(), item.cols);
+                const Weight& weight = WeightOf<C>(p, item.col).operands();
+                b = Rows::of(weight.w + item.col * weight.w_row_bytes, weight.w_row_bytes, item.cols);
             }
             whole = item.rows == C::kTileM && item.cols == C::kTileN;
             u32 step = item.k_first;
@@ -113,6 +114,9 @@ struct Producer {
     }
 
 private:
+    // Those that come alone.
+    __device__ __forceinline__ const Weight& weights() const { return p.weights[0]; }
+
     __device__ __forceinline__ u64 a_address(const WorkItem& item) const {
         if (item.a_source == static_cast<u32>(RowSource::kGather)) {
             return p.data[p.rank] + (epoch & 1) * p.half_stride + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
@@ -125,7 +129,7 @@ private:
     }
 
     // Bytes of this lane's chunk that exist at a step; the last step may have fewer chunks.
-    __device__ __forceinline__ u32 chunk_bytes(u32 step) const { return step * C::kTileK + threadIdx.x % 8 * 8 < p.k_local ? 16 : 0; }
+    __device__ __forceinline__ u32 chunk_bytes(u32 step) const { return step * C::kTileK + threadIdx.x % 8 * C::Operand::kPerVector < p.k_local ? 16 : 0; }
 
     __device__ __forceinline__ void load_a(u32 stage, u32 step) const {
         const u32 bytes = chunk_bytes(step);
@@ -154,7 +158,7 @@ private:
     __device__ __forceinline__ void load_weights_kn(u32 stage, u32 step) const {
         const u32 chunk = threadIdx.x % 2, row = threadIdx.x / 2 % 4, strip = threadIdx.x % 64 / 8;
         const u32 to = smem.b(stage) + strip * C::kWeightStripBytes + row * 32, first = step * C::kTileK + row;
-        const u64 from = ptx::copied_here(b.chunk + first * p.w_row_bytes);
+        const u64 from = ptx::copied_here(b.chunk + first * weights().w_row_bytes);
         const u32 cols = ptx::copied_here(b.last);
 #pragma unroll
         for (u32 col = 0; col < C::kTileN; col += 128) {
@@ -163,7 +167,7 @@ private:
             for (u32 rows = 0; rows < C::kTileK; rows += 4) {
                 const bool exists = there && first + rows < p.k_local;
                 ptx::async_copy_16(to + col / 16 * C::kWeightStripBytes + rows * 32 + (chunk ^ rows / 4 % 2) * 16,
-                                   exists ? from + rows * p.w_row_bytes + col * 2 : p.w, exists ? 16 : 0);
+                                   exists ? from + rows * weights().w_row_bytes + col * C::Operand::kBytes : weights().w, exists ? 16 : 0);
             }
         }
     }
@@ -251,9 +255,7 @@ private:
 
     // One lane stamps for both warps.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
-        if constexpr (C::kTrace) {
-            if (threadIdx.x % 64 == 0) stamp<C>(p, item, phase);
-        }
+        if (threadIdx.x % 64 == 0) stamp(p, item, phase);
     }
 };
 

@@ -36,9 +36,7 @@ struct Signaller {
             // The consumers may store the next item's results meanwhile.
             if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.announced());
             announce(item);
-            if constexpr (C::kTrace) {
-                if (threadIdx.x % 32 == 0) stamp<C>(p, i, &ItemStamps::sent);
-            }
+            if (threadIdx.x % 32 == 0) stamp(p, i, &ItemStamps::sent);
         }
         if constexpr (C::kScatters) {
             if (i < walk.count) await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));

@@ -24,8 +24,8 @@ template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
     // This consumer's rows of A and rows of B in a stage.
-    static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
-    static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
+    static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kStepBytes;
+    static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kStepBytes : 0;
 
     // How weights lie, and with that wgmma's operands.
     using Weights = typename Either<C::kWeightsKn, ptx::MnMajor<C::kBoxRowBytes>, ptx::KMajor>::Type;
@@ -84,17 +84,17 @@ private:
     // done.
     template <bool First>
     __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) const {
-        constexpr u32 kGroup = C::kTileK / 16 / C::kWgmmaGroups;
+        constexpr u32 kGroup = C::kProducts / C::kWgmmaGroups;
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
         const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
         pin(acc);
         ptx::wgmma_fence();
 #pragma unroll
-        for (u32 k = 0; k < C::kTileK / 16; ++k) {
+        for (u32 k = 0; k < C::kProducts; ++k) {
 #pragma unroll
             for (u32 block = 0; block < C::kBlocks; ++block) {
-                ptx::Wgmma<C::kWgmmaN, C::kBf16>::template mma<OfM, OfN>(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
+                ptx::Wgmma<C::kWgmmaN, typename C::Operand>::template mma<OfM, OfN>(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
                                                                           ptx::advance_descriptor(n, k * OfN::kStepBytes), !First || k != 0);
             }
             if ((k + 1) % kGroup != 0) continue;
@@ -225,9 +225,7 @@ private:
 
     // One thread stamps for both consumers: they take the same stages at nearly the same time.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
-        if constexpr (C::kTrace) {
-            if (index == 0 && thread == 0) stamp<C>(p, item, phase);
-        }
+        if (traces(p) && index == 0 && thread == 0) stamp(p, item, phase);
     }
 
     // Writes row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a
@@ -246,7 +244,7 @@ private:
                 // Boxes of one chunk follow each other.
                 const u32 at = kChunks == 1 ? box + half * C::kBoxBytes + row * 16 : box + row * C::kBoxRowBytes + chunk * 16;
                 const auto pair = [&](u32 n) {
-                    return ptx::pack_2<C::kBf16>(result<C>(acc[block], j * 4 + n * 2), result<C>(acc[block], j * 4 + n * 2 + 1));
+                    return C::Output::pack_2(result<C>(acc[block], j * 4 + n * 2), result<C>(acc[block], j * 4 + n * 2 + 1));
                 };
                 if (j + 1 < C::kOutCols / 8) {
                     ptx::store_matrix_x4(at, pair(0), pair(1), pair(2), pair(3));
@@ -265,7 +263,7 @@ private:
             // A vector may span two blocks; a pair never does.
             const auto pair = [&](u32 at) {
                 const float* d = &acc[at / kAccumulators][at % kAccumulators];
-                return ptx::pack_2<C::kBf16>(d[0], d[1]);
+                return C::Output::pack_2(d[0], d[1]);
             };
             const uint4 four = {pair(v * 8), pair(v * 8 + 2), pair(v * 8 + 4), pair(v * 8 + 6)};
             ptx::store_shared_16(smem.out(index) + (v * 128 + thread) * 16, four);
@@ -311,12 +309,12 @@ private:
         const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
-            const u32 row = smem.out_row(first_row + block * 64 + warp * 16 + lane % 16) + (first_col + lane / 16 * 8) * 2;
+            const u32 row = smem.out_row(first_row + block * 64 + warp * 16 + lane % 16) + (first_col + lane / 16 * 8) * C::Output::kBytes;
 #pragma unroll
             for (u32 j = 0; j < C::kCols / 8; j += 2) {
                 const float* d = &acc[block][j * 4];
-                ptx::store_matrix_x4(row + j * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
-                                     ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
+                ptx::store_matrix_x4(row + j * 8 * C::Output::kBytes, C::Output::pack_2(d[0], d[1]), C::Output::pack_2(d[2], d[3]),
+                                     C::Output::pack_2(d[4], d[5]), C::Output::pack_2(d[6], d[7]));
             }
         }
     }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
     const u32 warpgroup = ptx::from_lane(threadIdx.x / 128, 0);
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
-    stamp_cta<C>(p, &WorkerStamps::entered);
+    stamp_cta(p, &WorkerStamps::entered);
     // Every CTA reads it before its ticket, so before the last CTA advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
@@ -95,9 +95,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.behind_gemm(warp - 4);
         }
     }
-    if constexpr (C::kTrace) {
+    if (traces(p)) {
         __syncthreads();
-        stamp_cta<C>(p, &WorkerStamps::left);
+        stamp_cta(p, &WorkerStamps::left);
     }
 }
 

@@ -20,15 +20,20 @@ struct Producer {
     const u32 epoch;
     RingState<C::kStages> ring;
     u64 rows = 0;  // last loaded `progress`
+    const TensorMap* weights = nullptr;  // of the item's columns
+    u32 weights_col = 0;                 // its first column there
 
     __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             if (number != 0) item = load_item(p, i);
+            const WeightOf<C> weight(p, item.col);
+            weights = weight.b();
+            weights_col = item.col - weight.operands().start;
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             if (item.a_source >= kCountOf<RowSource>) ptx::trap();
-            stamp<C>(p, i, &ItemStamps::opened);
+            stamp(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
                 if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
@@ -36,9 +41,9 @@ struct Producer {
                 // Rows that nobody sends need no poller.
                 if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
             }
-            stamp<C>(p, i, &ItemStamps::rows_there);
+            stamp(p, i, &ItemStamps::rows_there);
             load_all(item, step, end);
-            stamp<C>(p, i, &ItemStamps::loaded);
+            stamp(p, i, &ItemStamps::loaded);
             if (item.parts != 0) load_split_k_partials(item);
             if constexpr (C::kSendsPartials) {
                 // The consumers read the rows of a reduction themselves.
@@ -83,7 +88,6 @@ private:
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
-        const WeightOf<C> weight(p, item.col);
         if constexpr (C::kWeightsKn) {
             // Boxes beyond the last column are zeros, and count as bytes.
 #pragma unroll
@@ -93,7 +97,7 @@ private:
         } else if constexpr (C::kGated) {
             ptx::tensor_load_4d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, 0, 0, item.col / 16);
         } else {
-            ptx::tensor_load_2d(smem.b(stage), weight.b(), smem.full(stage), step * C::kTileK, item.col - weight.start);
+            ptx::tensor_load_2d(smem.b(stage), weights, smem.full(stage), step * C::kTileK, weights_col);
         }
     }
 
@@ -202,7 +206,7 @@ private:
         for (u32 source = in_mainloop; source < item.partials;) {
             // Every partial tile has an await, or none has.
             const u32 next = awaits_partials(item) ? in_mainloop + partials_arrived(number, source - in_mainloop) : item.partials;
-            if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
+            if (next == item.partials) stamp(p, index, &ItemStamps::partials_there);
             // Orders the acquired signals before the bulk loads of their partial tiles.
             ptx::fence_proxy_async_global();
             for (; source < next; ++source) load_peer_partial(Slot<C>{p}.partial(half, item, source));

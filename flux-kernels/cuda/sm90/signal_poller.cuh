@@ -94,7 +94,7 @@ private:
                 if ((n += 32) < group) target = await_target(p, epoch, next + n);
             }
             __syncwarp();
-            if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
+            if (!stamped && lane == 0) stamp_worker(p, &WorkerStamps::first_rows);
             stamped = true;
         }
     }

@@ -55,7 +55,7 @@ struct Storer {
                     continue;
                 }
             }
-            if (p.residual != 0 && finishes<C>(item)) prefetch_residual(p, item, lane);
+            if (p.residual != 0 && finishes<C>(item)) prefetch_residual<typename C::Output>(p, item, lane);
             const bool sends = C::kSendsPartials && item.sink == static_cast<u32>(Sink::kSend);
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;
@@ -88,7 +88,7 @@ private:
         const bool is_short = item.out_outer >= p.full_shards;
         const WeightOf<C> weight(p, item.col);
         const TensorMap* map = is_short ? weight.short_shards() : weight.y();
-        store_boxes(map, item, item.col - weight.start, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
+        store_boxes(map, item, item.col - weight.operands().start, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
     }
 
     // `item_col`: the item's first column in the map.
@@ -209,7 +209,7 @@ private:
     }
 
     __device__ __forceinline__ void stamp_sent(u32 item) const {
-        if (lane == 0) stamp<C>(p, item, &ItemStamps::sent);
+        if (lane == 0) stamp(p, item, &ItemStamps::sent);
     }
 
     // The rest is done by one lane.
@@ -320,7 +320,7 @@ private:
     // buffers, while they multiply the next. The `last` of the CTA goes without gaps.
     __device__ __forceinline__ void send_from_global_staging(const WorkItem& item, bool last) const {
         // An even count, so that the barrier is in its first phase at each item.
-        constexpr u32 kChunks = C::kSlotBytes / (C::kStagingBuffers * C::kStagingBytes);
+        constexpr u32 kChunks = C::kSlotBytes / (C::kStagingBuffers * C::kOutBytesPerConsumer);
         static_assert(kChunks % 2 == 0, "phases");
         // Nobody writes the shared buffer.
         if constexpr (C::kStagingBuffers == 1) ptx::mbarrier_arrive(smem.out_empty(1));

@@ -26,10 +26,10 @@ __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::
 #pragma unroll
         for (u32 j = 0; j < C::kWgmmaN / 8; j += 2) {
             const float* d = &acc[block][j * 4];
-            const u32 left = ptx::pack_2<C::kBf16>(d[0], d[1]), right = ptx::pack_2<C::kBf16>(d[2], d[3]);
+            const u32 left = C::Output::pack_2(d[0], d[1]), right = C::Output::pack_2(d[2], d[3]);
             if (j + 1 < C::kWgmmaN / 8) {
-                ptx::store_matrix_x4_transposed(place(j * 8 + row, block * 64 + col), left, right, ptx::pack_2<C::kBf16>(d[4], d[5]),
-                                                ptx::pack_2<C::kBf16>(d[6], d[7]));
+                ptx::store_matrix_x4_transposed(place(j * 8 + row, block * 64 + col), left, right, C::Output::pack_2(d[4], d[5]),
+                                                C::Output::pack_2(d[6], d[7]));
             } else {
                 // The last eight rows, whose addresses the first sixteen lanes give.
                 ptx::store_matrix_x2_transposed(place(j * 8 + lane % 8, block * 64 + col), left, right);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void write_gated_swapped(u32 thread, const float (&ac
         const u32 col = block * C::kBlockCols + warp * 8;
 #pragma unroll
         for (u32 j = 0; j < kEights; j += 4) {
-            const auto eight = [&](u32 at) { return ptx::pack_2<C::kBf16>(result<C>(acc[block], at * 2), result<C>(acc[block], at * 2 + 1)); };
+            const auto eight = [&](u32 at) { return C::Output::pack_2(result<C>(acc[block], at * 2), result<C>(acc[block], at * 2 + 1)); };
             if (j + 3 < kEights) {
                 ptx::store_matrix_x4_transposed(place(j * 8 + lane, col), eight(j), eight(j + 1), eight(j + 2), eight(j + 3));
                 continue;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void write_boxes_swapped(const Shared<C>& smem, u32 c
     static_assert(C::kBoxCols == C::kBlockCols, "lines of a block's columns");
     constexpr u32 kChunks = C::kBoxRowBytes / 16;
     const auto place = [&](u32 row, u32 col) {
-        const u32 chunk = col % C::kBoxCols / 8 ^ row * C::kBoxRowBytes / 128 % kChunks;
+        const u32 chunk = col % C::kBoxCols / C::Output::kPerVector ^ row * C::kBoxRowBytes / 128 % kChunks;
         return smem.out(consumer) + col / C::kBoxCols * C::kBoxBytes + row * C::kBoxRowBytes + chunk * 16;
     };
     if constexpr (C::kGated) {
@@ -82,7 +82,7 @@ template <class C>
 __device__ __forceinline__ void write_rows_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
     const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
-    write_swapped<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * 2; });
+    write_swapped<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * C::Output::kBytes; });
 }
 
 // Writes a part of the dense rows in fp32: consecutive rows of each consumer.

@@ -35,7 +35,8 @@ mirrored! {
         pub(crate) rows: u32,
         pub(crate) cols: u32,
         pub(crate) fill: u32,
-        pub(crate) bf16: u32,
+        /// A `DType`.
+        pub(crate) dtype: u32,
         /// Whether columns lie in the place of rows, `row_stride` from one to the next.
         pub(crate) transposed: u32,
     }
@@ -74,7 +75,10 @@ mirrored! {
         /// Shards with so many rows, the first ones.
         pub(crate) full_shards: u32,
         pub(crate) fill: u32,
-        pub(crate) bf16: u32,
+        /// A `DType`: of `x` and `w`.
+        pub(crate) operand: u32,
+        /// A `DType`: of the others.
+        pub(crate) output: u32,
         /// Whether there is a bias.
         pub(crate) bias: u32,
         /// Whether there is a residual.

@@ -2,18 +2,19 @@
 
 use super::{
     AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT,
-    MoreWeight, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams,
+    Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams, Weight,
     WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
+use flux_core::DType;
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
+use flux_core::numerics::VECTOR_BYTES;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{
     Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem,
 };
 use flux_core::rank::MAX_WORLD;
-use flux_core::tile::HOPPER_SHARED_BYTES;
 use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::sync::LazyLock;
@@ -51,9 +52,9 @@ fn write() -> String {
         ("kInAnotherOp", fault::IN_ANOTHER_OP),
         ("kInMainloopGap", IN_MAINLOOP_GAP),
         ("kInMainloopLag", IN_MAINLOOP_LAG),
+        ("kVectorBytes", VECTOR_BYTES),
         ("kPushedBytes", PUSHED_BYTES as u32),
         ("kSentBytes", SENT_BYTES),
-        ("kSharedBytesLimit", HOPPER_SHARED_BYTES),
         ("kRawEnd", RAW_END),
     ];
     for (name, value) in constants {
@@ -77,6 +78,7 @@ fn write() -> String {
         "FaultWait",
         &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)],
     );
+    text += &dtypes();
     text += &activations();
     text += &words!(WorkItem: a_source a_outer row rows col cols sink out_outer dest slot partials raise counter raise_after await_first
         await_count late_first late_count k_first k_steps part parts await_group partial_slot);
@@ -87,7 +89,7 @@ fn write() -> String {
     for mirror in [
         ItemStamps::MIRROR,
         WorkerStamps::MIRROR,
-        MoreWeight::MIRROR,
+        Weight::MIRROR,
         Params::MIRROR,
         RmsNormParams::MIRROR,
         AddRmsNormParams::MIRROR,
@@ -121,6 +123,21 @@ fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
         "{}template <>\nconstexpr u32 kCountOf<{name}> = {};\n\n",
         enumeration(name, &listed),
         values.len()
+    )
+}
+
+/// The element types, and for the harness the bounds of their roundings.
+fn dtypes() -> String {
+    let case = |value: fn(DType) -> f64| -> String {
+        let case = |dtype: DType| format!("t == DType::k{dtype:?} ? {:e}f : ", value(dtype) as f32);
+        DType::ALL.map(case).concat()
+    };
+    format!(
+        "{}constexpr float unit_roundoff(DType t) {{ return {}0.0f; }}\n\
+         constexpr float least_roundoff(DType t) {{ return {}0.0f; }}\n\n",
+        counted("DType", DType::ALL.map(|dtype| (format!("k{dtype:?}"), dtype as u32)).into_iter()),
+        case(DType::unit_roundoff),
+        case(DType::least_roundoff),
     )
 }
 

@@ -1,6 +1,7 @@
 //! The fused kernel's parameters.
 
 use super::mirrored;
+use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::rank::MAX_WORLD;
@@ -9,18 +10,17 @@ use flux_core::rank::MAX_WORLD;
 pub(crate) const MAPS_OF_WEIGHT: usize = 3;
 
 mirrored! {
-    /// A further weight of an AllGather-GEMM.
-    #[derive(Clone, Copy, Debug)]
-    pub(crate) struct MoreWeight {
-        /// The caller's w.
+    /// A weight of an op, with its bias and result. Addresses are those of column 0, as items count
+    /// columns: the first weight's are the operands' own.
+    #[derive(Clone, Copy, Debug, Pod, Zeroable)]
+    pub(crate) struct Weight {
         pub(crate) w: u64,
         /// Bytes between its rows.
         pub(crate) w_row_bytes: u64,
-        /// The caller's y of this weight.
-        pub(crate) y_address: u64,
+        pub(crate) y: u64,
         /// Bytes between its rows.
         pub(crate) y_row_bytes: u64,
-        /// One element for each of its columns.
+        /// One element for each column; 0 for none, as of every other weight.
         pub(crate) bias: u64,
         /// Its first column, as items count columns; no item has one where there is no weight.
         pub(crate) start: u32,
@@ -69,28 +69,18 @@ mirrored! {
         pub(crate) x: u64,
         /// Bytes between its rows.
         pub(crate) x_row_bytes: u64,
-        /// The caller's w.
-        pub(crate) w: u64,
-        /// Bytes between its rows.
-        pub(crate) w_row_bytes: u64,
         /// Bytes of a row of x, and between rows of a gather buffer.
         pub(crate) row_bytes: u64,
         /// Bytes between the shard slots of a gather buffer.
         pub(crate) shard_slot_bytes: u64,
-        /// The caller's y, for rows that are reduced.
-        pub(crate) y_address: u64,
-        /// Bytes between its rows.
-        pub(crate) y_row_bytes: u64,
-        /// The further weights of an AllGather-GEMM, with their results.
-        pub(crate) more: [MoreWeight; MAX_WEIGHTS - 1] = "MoreWeight more[kMaxWeights - 1]",
+        /// The weights, with their results.
+        pub(crate) weights: [Weight; MAX_WEIGHTS] = "Weight weights[kMaxWeights]",
         /// Offset of peers' results in a half, dense rows of all `m`.
         pub(crate) results_offset: u64,
         /// Offset of the split-K workspace slots in a half.
         pub(crate) split_k_offset: u64,
         /// Memory of this GPU where CTAs stage a partial tile, or the first consumer's part of one.
         pub(crate) global_staging: u64,
-        /// `[n_local]`, added to every row of the result; 0 for none.
-        pub(crate) bias: u64,
         /// Rows that are added to those of the result, `n_local` columns each; 0 for none.
         pub(crate) residual: u64,
         /// Bytes between them.
@@ -130,6 +120,8 @@ mirrored! {
         pub(crate) scatter_mask: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
+        /// Of [`Activation::ALL`](crate::Activation::ALL).
+        pub(crate) activation: u32,
         /// Rows of gated weights from a gate to the next.
         pub(crate) gate_step: u32,
         /// Rows of gated weights from a gate to its up.
@@ -150,12 +142,12 @@ mirrored! {
         pub(crate) op_hash: u32,
         /// Whether a collective brought the operands: an abort of the host then fails the call.
         pub(crate) after_collective: u32,
-        /// By item, where the kernel traces.
+        /// By item, of a call that records them; else 0.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
-        /// By CTA, where the kernel traces.
+        /// By CTA, of the same calls.
         pub(crate) worker_stamps: u64 = "WorkerStamps* worker_stamps",
     }
 }
 
 // SAFETY: words only; a tensor map is an array of them.
-unsafe impl bytemuck::Zeroable for Params {}
+unsafe impl Zeroable for Params {}

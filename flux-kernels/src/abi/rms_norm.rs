@@ -14,7 +14,7 @@ mirrored! {
         pub(crate) out: u64,
         /// Bytes between its rows.
         pub(crate) out_row_bytes: u64,
-        /// A multiple of 8.
+        /// Whole vectors.
         pub(crate) cols: u32,
         /// Added to the mean of squares.
         pub(crate) eps: f32 = "float eps",
@@ -27,6 +27,7 @@ mirrored! {
     pub(crate) struct AddRmsNormParams {
         pub(crate) norm: RmsNormParams,
         pub(crate) residual: u64,
-        pub(crate) bf16: u32,
+        /// A `DType`.
+        pub(crate) dtype: u32,
     }
 }

@@ -1,4 +1,4 @@
-//! The time stamps of a traced kernel: nanoseconds of one GPU's `%globaltimer`, which ticks every
+//! The time stamps of a traced call: nanoseconds of one GPU's `%globaltimer`, which ticks every
 //! 32 ns or so. Only differences on one GPU mean anything.
 
 use super::mirrored;

@@ -1,7 +1,8 @@
-//! `flux-kernels compile --out DIR [--cover] [--arch ARCH]...` compiles every kernel ahead of time,
-//! without a GPU, and prints its resources; with `--cover` the fewest that have every tile, element
-//! type and activation. `flux-kernels nvrtc` prints the compiler. ARCH is `sm_90a` or another name
-//! of [`Arch`], or `all`; by default `sm_90a`.
+//! `flux-kernels compile --out DIR [--shipped | --cover] [--arch ARCH]...` compiles every kernel
+//! ahead of time, without a GPU, and prints its resources. With `--shipped` it compiles those that
+//! most ops take, with `--cover` the fewest that have every tile and element type.
+//! `flux-kernels list` prints their names, and `flux-kernels nvrtc` the compiler. ARCH is `sm_90a`
+//! or another name of [`Arch`], or `all`; by default `sm_90a`.
 //!
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
 //! `wgmma`; 3 without NVRTC.
@@ -24,22 +25,40 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match &words[..] {
         ["nvrtc"] => return nvrtc(),
-        ["compile", "--out", folder, options @ ..] => {
-            let (selection, archs) = match options {
-                ["--cover", archs @ ..] => (Selection::Cover, archs),
-                archs => (Selection::Every, archs),
-            };
-            match archs_of(archs) {
-                Ok(archs) => return compile(&archs, selection, Path::new(folder)),
-                Err(why) => eprintln!("error: {why}"),
-            }
-        }
+        ["compile", "--out", folder, options @ ..] => match selected(options) {
+            Ok(selected) => return compile(&selected, Path::new(folder)),
+            Err(why) => eprintln!("error: {why}"),
+        },
+        ["list", options @ ..] => match selected(options) {
+            Ok(selected) => return list(&selected),
+            Err(why) => eprintln!("error: {why}"),
+        },
         _ => {}
     }
     eprintln!(
-        "usage: flux-kernels compile --out DIR [--cover] [--arch ARCH]..., or flux-kernels nvrtc"
+        "usage: flux-kernels compile --out DIR [--shipped | --cover] [--arch ARCH]..., \
+         flux-kernels list [--shipped | --cover] [--arch ARCH]..., or flux-kernels nvrtc"
     );
     ExitCode::FAILURE
+}
+
+/// The variants of each architecture that the options name.
+fn selected(options: &[&str]) -> Result<Vec<(Arch, Vec<Variant>)>, String> {
+    let (selection, archs) = match options {
+        ["--cover", archs @ ..] => (Selection::Cover, archs),
+        ["--shipped", archs @ ..] => (Selection::Shipped, archs),
+        archs => (Selection::Every, archs),
+    };
+    Ok(archs_of(archs)?.into_iter().map(|arch| (arch, selection.variants(arch))).collect())
+}
+
+fn list(selected: &[(Arch, Vec<Variant>)]) -> ExitCode {
+    for (arch, variants) in selected {
+        for variant in variants {
+            println!("{} {variant}", arch.name());
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 /// The architectures that `--arch` options name.
@@ -75,16 +94,15 @@ fn nvrtc() -> ExitCode {
     }
 }
 
-fn compile(archs: &[Arch], selection: Selection, folder: &Path) -> ExitCode {
+fn compile(selected: &[(Arch, Vec<Variant>)], folder: &Path) -> ExitCode {
     // Before minutes of work are lost to a misspelt path.
     if let Err(error) = std::fs::create_dir_all(folder) {
         eprintln!("error: {} cannot be made: {error}", folder.display());
         return ExitCode::FAILURE;
     }
     let (mut count, mut defects) = (0, Vec::new());
-    for &arch in archs {
-        let variants = selection.variants(arch);
-        let reports = match compile_ahead(arch, &variants, folder) {
+    for &(arch, ref variants) in selected {
+        let reports = match compile_ahead(arch, variants, folder) {
             Ok(reports) => reports,
             Err(error) => {
                 eprintln!("error: {}: {error}", arch.name());
@@ -93,7 +111,7 @@ fn compile(archs: &[Arch], selection: Selection, folder: &Path) -> ExitCode {
             }
         };
         println!("{}: {} bytes of shared memory for a CTA", arch.name(), arch.shared_bytes());
-        print(&variants, &reports);
+        print(variants, &reports);
         for warning in reports.iter().flat_map(|report| &report.warnings) {
             println!("{warning}");
         }

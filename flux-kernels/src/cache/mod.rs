@@ -7,6 +7,7 @@ mod entry;
 
 use crate::inspect::Report;
 use crate::nvrtc::{Arch, CompileError, Compiled, KernelSource, Nvrtc, Version};
+use crate::on_threads::on_threads;
 use crate::sources::Source;
 use entry::{Entry, Key};
 use std::io;
@@ -145,6 +146,16 @@ impl Cubins {
 /// As [`Cubins::get`].
 pub fn cubin(source: &Source, arch: Arch) -> Result<Cubin, CompileError> {
     Cubins::from_env().get(&KernelSource::ours(source, arch))
+}
+
+/// As [`cubin`], of several sources, on so many threads. Processes that share a cache and begin at
+/// different numbers, `first`, find what the others have compiled meanwhile.
+pub fn cubins(
+    sources: &[Source],
+    arch: Arch,
+    (threads, first): (usize, usize),
+) -> Vec<Result<Cubin, CompileError>> {
+    on_threads(sources, threads, first, |source| cubin(source, arch))
 }
 
 /// Why a cubin was not compiled ahead of time.

@@ -7,9 +7,10 @@ use super::error::ExecuteError;
 use super::operands::{Rows, fits};
 use crate::element::Element;
 use crate::epilogue::Activation;
-use crate::weights::{GATES, GateLayout, WeightLayout};
-use flux_core::problem::{GATED_MULTIPLE, Shape};
+use crate::weights::{GateLayout, WeightLayout};
+use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
+use flux_core::tile::GATE_COLUMNS;
 use flux_core::{Problem, Rank};
 
 /// Rows that are added to those of `y`.
@@ -56,7 +57,7 @@ impl<T: Element> Epilogue<'_, T> {
     ) -> Result<(), ExecuteError> {
         let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
         let n = problem.n_local(rank);
-        let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(GATED_MULTIPLE));
+        let splits = !n.is_multiple_of(problem.numerics().gated_multiple()) || !tile.holds_gates();
         if self.gates.is_some() && (problem.op().reduces() || weights != WeightLayout::Nk || splits)
         {
             return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
@@ -97,9 +98,9 @@ impl<T: Element> Epilogue<'_, T> {
         }
         if self.gates.is_some() {
             // In place: a product is never behind its gate.
-            let (gates, group) = (GATES as usize, GATED_MULTIPLE as usize);
+            let gates = GATE_COLUMNS as usize;
             for to in 0..row.len() / 2 {
-                let gate = to / gates * group + to % gates;
+                let gate = to / gates * 2 * gates + to % gates;
                 row[to] = self.activation.apply(row[gate]) * row[gate + gates];
             }
         } else if self.activation != Activation::None {

@@ -4,7 +4,7 @@ use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::check::Violation;
-use flux_core::{DType, OpKind, Rank, TileShape};
+use flux_core::{DType, Numerics, OpKind, Rank, TileShape};
 
 /// Why a call was not, or not fully, executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,7 +14,7 @@ pub enum ExecuteError {
     #[error("the program is for {program}, the operands are {operands}")]
     DType {
         /// Of the program's problem.
-        program: DType,
+        program: Numerics,
         /// Of the executor.
         operands: DType,
     },

@@ -8,6 +8,7 @@ use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
 use crate::weights::WeightLayout;
+use flux_core::Numerics;
 use flux_core::problem::{MAX_WEIGHTS, Shape};
 use flux_core::program::TileProgram;
 use flux_core::program::check::verify_rank;
@@ -68,8 +69,9 @@ impl<T: Element> Executor<T> {
     /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
     pub fn new(program: TileProgram, workers: NonZeroUsize) -> Result<Self, ExecuteError> {
         let problem = &program.problem;
-        if problem.dtype() != T::DTYPE {
-            return Err(ExecuteError::DType { program: problem.dtype(), operands: T::DTYPE });
+        let Numerics { operand, output, .. } = problem.numerics();
+        if [operand, output] != [T::DTYPE; 2] {
+            return Err(ExecuteError::DType { program: problem.numerics(), operands: T::DTYPE });
         }
         verify_rank(&program)?;
         Ok(Self { program, workers, element: PhantomData })

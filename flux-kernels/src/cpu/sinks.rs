@@ -205,8 +205,8 @@ impl<T: Element> Call<'_, T> {
     unsafe fn write_sent(&self, from: &[f32], to: *mut u8) {
         // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
         unsafe {
-            match self.program.problem.partials() {
-                Partials::OpDType => {
+            match self.program.problem.numerics().partials {
+                Partials::Output => {
                     T::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len()));
                 }
                 Partials::F32 => {
@@ -223,8 +223,8 @@ impl<T: Element> Call<'_, T> {
     unsafe fn add_sent(&self, from: *const u8, wide: &mut [f32], sum: &mut [f32]) {
         // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
         unsafe {
-            match self.program.problem.partials() {
-                Partials::OpDType => {
+            match self.program.problem.numerics().partials {
+                Partials::Output => {
                     T::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide);
                 }
                 Partials::F32 => {
@@ -246,7 +246,7 @@ impl<T: Element> Call<'_, T> {
     /// Row `row` of a slot at `owner`, checked for `cols` partial sums.
     fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut u8 {
         let tile = self.program.tile;
-        let bytes = self.program.problem.partial_bytes() as u64;
+        let bytes = self.program.problem.numerics().partial_bytes() as u64;
         let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile)
             + row as u64 * u64::from(tile.n) * bytes;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
@@ -254,11 +254,11 @@ impl<T: Element> Call<'_, T> {
 
     /// Row `row` of a split-K workspace slot, checked for `cols` elements.
     fn split_k_row(&self, part: u32, row: usize, cols: u32) -> *mut f32 {
-        let tile = self.program.tile;
+        let (tile, bytes) = (self.program.tile, size_of::<f32>() as u64);
         let offset = self.program.split_k_offset()
             + u64::from(part) * layout::split_k_slot_bytes(tile)
-            + row as u64 * u64::from(tile.n) * 4;
-        self.memory.half(self.program.rank, self.protocol.half(), offset, u64::from(cols) * 4)
+            + row as u64 * u64::from(tile.n) * bytes;
+        self.memory.half(self.program.rank, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
 
     /// `cols` columns from `col` of a row that `source` scatters to `owner`, checked.
@@ -269,7 +269,7 @@ impl<T: Element> Call<'_, T> {
         (row, col, cols): (u32, u32, u32),
     ) -> *mut u8 {
         let problem = &self.program.problem;
-        let bytes = problem.partial_bytes() as u64;
+        let bytes = problem.numerics().partial_bytes() as u64;
         let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(col)) * bytes;
         let offset = u64::from(source.get()) * self.program.scatter_place_bytes() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)

@@ -1,6 +1,7 @@
 //! The arguments of a launch.
 
 use super::trace::TraceBuffer;
+use crate::epilogue::Activation;
 use crate::weights::GateLayout;
 
 /// A row-major matrix on the device.
@@ -71,6 +72,8 @@ pub struct LaunchArgs<'a> {
     /// How gates and ups lie in `w` and the bias; given exactly for a kernel
     /// [with gates](crate::Variant::with_gates). `y` then has half as many columns.
     pub gates: Option<GateLayout>,
+    /// The activation of `y`, or of gates; one of [`Activation::of`] the op.
+    pub activation: Activation,
     /// What is added to rows of `y`; `y` may itself hold it.
     pub residual: Option<Residual>,
     /// Every rank's data region, as mapped on this device.
@@ -100,7 +103,7 @@ pub struct LaunchArgs<'a> {
     pub push: bool,
     /// Pacing of the traffic.
     pub pace: Pace,
-    /// The time stamps' buffer; given exactly for a traced kernel.
+    /// Where the call records its time stamps.
     pub trace: Option<&'a TraceBuffer>,
     /// The stream.
     pub stream: usize,

@@ -3,18 +3,19 @@
 use super::args::{LaunchArgs, Matrix, Residual, WeightArgs};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
-use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
+use super::tensor_map::{BoxWidth, Fetch, Operand, Outer, encode};
 use super::trace::TraceBuffer;
-use crate::abi::{MAPS_OF_WEIGHT, MoreWeight, Params};
+use crate::abi::{MAPS_OF_WEIGHT, Params, Weight};
 use crate::variant::Variant;
-use crate::weights::{GATES, GateLayout, WeightLayout};
+use crate::weights::{GateLayout, WeightLayout};
+use bytemuck::Zeroable;
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
-use flux_core::problem::{GATED_MULTIPLE, MAX_WEIGHTS};
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
-use flux_core::tile::Generation;
-use flux_core::{Rank, SumsTo, WorldSize};
+use flux_core::tile::{GATE_COLUMNS, Generation};
+use flux_core::{DType, Numerics, Rank, SumsTo, WorldSize};
 
 /// The operands' tensor maps.
 struct Maps {
@@ -48,7 +49,7 @@ fn encode_maps(
 ) -> Result<Maps, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
-    let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
+    let (numerics, tile, world) = (problem.numerics(), p.tile, problem.world());
     let (m_shard, k) = (problem.m_shard(), problem.k_local(p.rank));
     let rows = Extents::of(p);
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
@@ -62,11 +63,11 @@ fn encode_maps(
         row_bytes: args.x.row_bytes,
         outer: &x_outer,
         box_rows: tile.m,
-        box_cols: BoxCols::Wide,
+        box_width: BoxWidth::Wide,
         fetch: Fetch::Pair,
     };
-    let row_bytes = u64::from(k) * dtype.bytes() as u64;
-    let a_caller = encode(dtype, &x)?;
+    let row_bytes = u64::from(k) * numerics.operand.bytes() as u64;
+    let a_caller = encode(numerics.operand, &x)?;
     let gathers = problem.op().gathers() && world.peers() > 0;
     let a_gather = if gathers {
         let places = if p.rows.is_flattened() { 1 } else { world.peers() };
@@ -74,7 +75,7 @@ fn encode_maps(
             [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
         let address = args.data[p.rank.index()];
         encode(
-            dtype,
+            numerics.operand,
             &Operand {
                 name: "the gather buffer",
                 address,
@@ -91,7 +92,7 @@ fn encode_maps(
     let [b, y, short_y] = of_weight(0, args.w, args.y)?;
     // Of a sum it is x that has all rows.
     let short_shards = if problem.op().reduces() {
-        rows.short_shards(p, args, args.x, x)?.unwrap_or(a_caller)
+        rows.short_shards(p, args, numerics.operand, args.x, x)?.unwrap_or(a_caller)
     } else {
         short_y
     };
@@ -100,14 +101,14 @@ fn encode_maps(
         maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
     }
     if program.copy_count() > 0 && !p.rows.is_flattened() {
-        let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
+        let row_bytes = u64::from(problem.n()) * numerics.output.bytes() as u64;
         let offset = p.results_offset() + rows.own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
         for (map, data) in of_op.iter_mut().zip(&args.data[..world.index()]) {
             let (address, rows) = rows.present(args, data + offset, rows.y.0);
             let y = result(variant, p, args, 0);
             *map = encode(
-                dtype,
+                numerics.output,
                 &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y },
             )?;
         }
@@ -159,6 +160,7 @@ impl Extents {
         &self,
         p: &TileProgram,
         args: &LaunchArgs<'_>,
+        dtype: DType,
         caller: Matrix,
         all: Operand<'_>,
     ) -> Result<Option<CUtensorMap>, LaunchError> {
@@ -175,8 +177,7 @@ impl Extents {
         );
         let bytes = u64::from(rows) * caller.row_bytes;
         let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
-        encode(problem.dtype(), &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })
-            .map(Some)
+        encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all }).map(Some)
     }
 }
 
@@ -197,8 +198,8 @@ fn result(
         rows: 0,
         row_bytes: 0,
         outer: &[],
-        box_rows: variant.box_rows(),
-        box_cols: BoxCols::of(variant),
+        box_rows: variant.out_box().rows,
+        box_width: BoxWidth::of(variant),
         fetch: Fetch::Pair,
     }
 }
@@ -213,9 +214,9 @@ fn encode_weight(
     let (w_rows, cols) = variant
         .weights()
         .extents(problem.weight_columns(number, p.rank).len() as u32, problem.k_local(p.rank));
-    let (box_rows, box_cols) = match variant.weights() {
-        WeightLayout::Nk => (tile.n, BoxCols::Wide),
-        WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
+    let (box_rows, box_width) = match variant.weights() {
+        WeightLayout::Nk => (tile.n, BoxWidth::Wide),
+        WeightLayout::Kn => (tile.k, BoxWidth::of(variant)),
     };
     let b = Operand {
         name: "w",
@@ -225,23 +226,23 @@ fn encode_weight(
         row_bytes: w.row_bytes,
         outer: &[],
         box_rows,
-        box_cols,
+        box_width,
         fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
     };
-    // Eight gates, their ups, and so on.
+    // Columns of gates, of their ups, and so on.
     let (step, up) = gate_steps(args, w_rows);
-    let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
+    let group = u64::from(GATE_COLUMNS) * u64::from(step) * w.row_bytes;
     let gates = [
         Outer::new(2, u64::from(up) * w.row_bytes).boxed(2),
-        Outer::new(w_rows / GATED_MULTIPLE, eights).boxed(tile.n / GATED_MULTIPLE),
+        Outer::new(w_rows / (2 * GATE_COLUMNS), group).boxed(tile.n / (2 * GATE_COLUMNS)),
     ];
     let b = match args.gates {
         None => b,
         Some(_) => Operand {
-            rows: GATES,
+            rows: GATE_COLUMNS,
             row_bytes: u64::from(step) * w.row_bytes,
             outer: &gates,
-            box_rows: GATES,
+            box_rows: GATE_COLUMNS,
             ..b
         },
     };
@@ -254,9 +255,11 @@ fn encode_weight(
         outer: &outer,
         ..result(variant, p, args, number)
     };
-    let map = encode(problem.dtype(), &of_y)?;
-    let short = if problem.op().reduces() { None } else { rows.short_shards(p, args, y, of_y)? };
-    Ok([encode(problem.dtype(), &b)?, map, short.unwrap_or(map)])
+    let Numerics { operand, output, .. } = problem.numerics();
+    let map = encode(output, &of_y)?;
+    let short =
+        if problem.op().reduces() { None } else { rows.short_shards(p, args, output, y, of_y)? };
+    Ok([encode(operand, &b)?, map, short.unwrap_or(map)])
 }
 
 /// Rows of `n` gated ones of `w` from a gate to the next and to its up; zeros without gates.
@@ -272,8 +275,8 @@ pub(super) fn encode_params(
 ) -> Result<Params, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
-    let (dtype, world) = (problem.dtype(), problem.world());
-    let row_bytes = u64::from(problem.k_local(p.rank)) * dtype.bytes() as u64;
+    let (numerics, world) = (problem.numerics(), problem.world());
+    let row_bytes = u64::from(problem.k_local(p.rank)) * numerics.operand.bytes() as u64;
     let maps = match variant.generation() {
         Generation::Hopper => encode_maps(variant, program, args)?,
         // It computes addresses itself, and other devices have no tensor maps.
@@ -304,17 +307,12 @@ pub(super) fn encode_params(
         deadline_ns: args.deadline_ns,
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
-        w: args.w.address,
-        w_row_bytes: args.w.row_bytes,
         row_bytes,
         shard_slot_bytes: gather_place_bytes(problem),
-        y_address: args.y.address,
-        y_row_bytes: args.y.row_bytes,
-        more: more_weights(p, args),
+        weights: weights(p, args),
         results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
-        bias: args.bias,
         residual: residual.map_or(0, |residual| residual.matrix.address),
         residual_row_bytes: residual.map_or(0, |residual| residual.matrix.row_bytes),
         scatter_buffer: args.scatter_buffer,
@@ -336,10 +334,11 @@ pub(super) fn encode_params(
         full_slots: if p.rows.is_flattened() { problem.full_shards() } else { u32::MAX },
         scatter_mask,
         k_local: problem.k_local(p.rank),
+        activation: args.activation as u32,
         gate_step,
         up_offset,
-        source_row_bytes: problem.n_local(p.rank) * problem.partial_bytes() as u32,
-        result_row_bytes: problem.n_local(p.rank) * dtype.bytes() as u32,
+        source_row_bytes: problem.n_local(p.rank) * numerics.partial_bytes() as u32,
+        result_row_bytes: problem.n_local(p.rank) * numerics.output.bytes() as u32,
         push_together: u32::from(args.push && p.rows.is_flattened() && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,
         in_mainloop_first: p.in_mainloop_steps().0,
@@ -351,26 +350,21 @@ pub(super) fn encode_params(
     })
 }
 
-/// The further weights.
-fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIGHTS - 1] {
-    let none = MoreWeight {
-        w: 0,
-        w_row_bytes: 0,
-        y_address: 0,
-        y_row_bytes: 0,
-        bias: 0,
-        start: u32::MAX,
-        padding: 0,
-    };
-    let mut all = [none; MAX_WEIGHTS - 1];
-    for ((to, &start), from) in all.iter_mut().zip(&p.weight_starts()[1..]).zip(args.more) {
-        let WeightArgs { w, y, bias } = *from;
-        *to = MoreWeight {
-            w: w.address,
+/// The weights, each by the addresses of the items' column 0.
+fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
+    let mut all = [Weight { start: u32::MAX, ..Weight::zeroed() }; MAX_WEIGHTS];
+    let first = WeightArgs { w: args.w, y: args.y, bias: args.bias };
+    let given = std::iter::once(&first).chain(args.more);
+    for ((to, start), &WeightArgs { w, y, bias }) in
+        all.iter_mut().zip(p.weight_starts()).zip(given)
+    {
+        let (columns, bytes) = (u64::from(start), p.problem.numerics().output.bytes() as u64);
+        *to = Weight {
+            w: w.address.wrapping_sub(columns * w.row_bytes),
             w_row_bytes: w.row_bytes,
-            y_address: y.address,
+            y: y.address.wrapping_sub(columns * bytes),
             y_row_bytes: y.row_bytes,
-            bias,
+            bias: if bias == 0 { 0 } else { bias.wrapping_sub(columns * bytes) },
             start,
             padding: 0,
         };

@@ -42,14 +42,9 @@ pub enum LaunchError {
         /// Multiprocessors of the device.
         limit: u32,
     },
-    /// A traced kernel has no buffer of its launch's size, or another kernel has one.
-    #[error(
-        "the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a \
-         traced one, and none otherwise"
-    )]
+    /// The trace buffer is smaller than the launch.
+    #[error("the trace buffer must have room for {items} items and {ctas} CTAs: make a larger one")]
     Trace {
-        /// The kernel.
-        kernel: String,
         /// Items of the program.
         items: usize,
         /// CTAs of the launch.

@@ -4,6 +4,7 @@ use super::args::Matrix;
 use super::error::LaunchError;
 use crate::abi::GatheredRowsParams;
 use flux_core::layout::control;
+use flux_core::numerics::VECTOR_BYTES;
 use flux_core::{Problem, Rank};
 use flux_cuda::{Function, Launch, Module};
 
@@ -75,7 +76,7 @@ impl GatheredRows {
             out,
             stream,
         } = *args;
-        let row_bytes = u64::from(problem.k()) * problem.dtype().bytes() as u64;
+        let row_bytes = u64::from(problem.k()) * problem.numerics().operand.bytes() as u64;
         let params = GatheredRowsParams {
             x: x.address,
             x_row_bytes: x.row_bytes,
@@ -90,7 +91,8 @@ impl GatheredRows {
             rank: rank.get(),
             flattened: u32::from(flattened),
         };
-        let threads = (problem.k() / 8).next_multiple_of(32).clamp(32, THREADS);
+        let vectors = row_bytes as u32 / VECTOR_BYTES;
+        let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
         let launch = Launch { grid: (problem.m(), 1), threads, shared_bytes: 0, stream };
         // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in
         // it.

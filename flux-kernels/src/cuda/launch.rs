@@ -5,6 +5,7 @@ use super::encode::encode_params;
 use super::error::LaunchError;
 use super::kernel::Kernel;
 use super::program::DeviceProgram;
+use crate::epilogue::Activation;
 use crate::variant::Variant;
 use flux_cuda::Launch;
 
@@ -35,7 +36,9 @@ pub unsafe fn launch(
     let ctas = args.workers;
     let has_weights = args.more.len() + 1 == p.problem.weight_count();
     let has_biases = args.more.iter().all(|more| (more.bias == 0) == (args.bias == 0));
-    let operands_fit = variant.is_gated() == args.gates.is_some() && has_weights && has_biases;
+    let has_activation = Activation::of(p.problem.op()).contains(&args.activation);
+    let operands_fit =
+        variant.is_gated() == args.gates.is_some() && has_weights && has_biases && has_activation;
     if !variant.fits(p) || !program.has_room_for(variant, ctas) || !operands_fit {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
@@ -45,10 +48,8 @@ pub unsafe fn launch(
         return Err(LaunchError::Grid { ctas, limit });
     }
     let items = program.item_count();
-    if args.trace.is_some() != variant.is_traced()
-        || args.trace.is_some_and(|trace| !trace.fits(items, ctas))
-    {
-        return Err(LaunchError::Trace { kernel: variant.to_string(), items, ctas });
+    if args.trace.is_some_and(|trace| !trace.fits(items, ctas)) {
+        return Err(LaunchError::Trace { items, ctas });
     }
     let params = encode_params(variant, program, args)?;
     let launch = Launch {

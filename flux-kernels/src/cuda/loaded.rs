@@ -42,6 +42,16 @@ pub fn loaded<E: From<LaunchError>>(
     )
 }
 
+/// Whether [`loaded`] finds the variant in the current context.
+///
+/// # Errors
+/// [`LaunchError::Driver`] without a context.
+pub fn is_loaded(variant: Variant) -> Result<bool, LaunchError> {
+    let context = Context::current()?.number()?;
+    let all = VARIANTS.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(all.iter().any(|loaded| loaded.context == context && loaded.kernel.variant() == variant))
+}
+
 /// As [`loaded`], the RMSNorm kernel.
 ///
 /// # Errors

@@ -22,7 +22,7 @@ pub use error::LaunchError;
 pub use gathered_rows::{GatheredRows, GatheredRowsArgs};
 pub use kernel::Kernel;
 pub use launch::launch;
-pub use loaded::{loaded, loaded_gathered_rows, loaded_rms_norm};
+pub use loaded::{is_loaded, loaded, loaded_gathered_rows, loaded_rms_norm};
 pub use program::{DeviceProgram, EpilogueStaging};
 pub use rms_norm::{RmsNorm, RmsNormArgs};
 pub use trace::{Stamps, TraceBuffer};

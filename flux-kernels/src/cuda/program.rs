@@ -76,7 +76,7 @@ impl EpilogueStaging {
             .filter(|variant| variant.op().reduces());
         let most = all
             .map(|variant| {
-                variant.with_partials(kernel.variant().partials()).epilogue_staging_bytes()
+                variant.with_partials(kernel.variant().numerics().partials).epilogue_staging_bytes()
             })
             .max()
             .unwrap_or(0);

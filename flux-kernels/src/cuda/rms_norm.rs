@@ -51,9 +51,10 @@ impl RmsNormArgs {
         }
     }
 
-    /// A CTA for each row.
-    pub(crate) fn launch(&self) -> Launch {
-        let threads = (self.cols / 8).next_multiple_of(32).clamp(32, THREADS);
+    /// A CTA for each row of such elements.
+    pub(crate) fn launch(&self, dtype: DType) -> Launch {
+        let vectors = self.cols / dtype.per_vector();
+        let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
         Launch { grid: (self.rows, 1), threads, shared_bytes: 0, stream: self.stream }
     }
 }
@@ -86,8 +87,11 @@ impl RmsNorm {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = if T::DTYPE == DType::Bf16 { self.bf16 } else { self.fp16 };
+        let function = match T::DTYPE {
+            DType::Bf16 => self.bf16,
+            DType::F16 => self.fp16,
+        };
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(function, args.launch(), &args.params()) }?)
+        Ok(unsafe { self.module.launch(function, args.launch(T::DTYPE), &args.params()) }?)
     }
 }

@@ -1,6 +1,6 @@
 //! Tensor maps of the operands, for bulk loads and stores.
 //!
-//! Invariant: rows are cut into boxes of 64, 32, 16 or 8 elements, swizzled but for the last.
+//! Invariant: rows are cut into boxes of 128, 64, 32 or 16 bytes, swizzled but for the last.
 //! Elements beyond an extent read as zero and are never written.
 
 use super::error::LaunchError;
@@ -11,26 +11,23 @@ use cudarc::driver::sys::{
 };
 use flux_core::DType;
 
-/// Elements of a box along the inner dimension, swizzled over all of them.
+/// Bytes of a box along the inner dimension, swizzled over all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BoxCols {
-    /// 16 bytes: eight rows meet different banks without a swizzle.
-    Chunk = 8,
-    /// 32 bytes.
-    Least = 16,
-    /// 64 bytes.
-    Narrow = 32,
-    /// 128 bytes.
-    Wide = 64,
+pub(super) enum BoxWidth {
+    /// Eight rows meet different banks without a swizzle.
+    Chunk = 16,
+    Least = 32,
+    Narrow = 64,
+    Wide = 128,
 }
 
-impl BoxCols {
+impl BoxWidth {
     /// In which a kernel stores to `y`.
-    pub(super) const fn of(variant: Variant) -> Self {
-        match variant.box_cols() {
-            64 => Self::Wide,
-            32 => Self::Narrow,
-            16 => Self::Least,
+    pub(super) fn of(variant: Variant) -> Self {
+        match variant.out_box().row_bytes {
+            128 => Self::Wide,
+            64 => Self::Narrow,
+            32 => Self::Least,
             _ => Self::Chunk,
         }
     }
@@ -62,8 +59,8 @@ pub(super) struct Operand<'a> {
     pub(super) outer: &'a [Outer],
     /// Rows of a box.
     pub(super) box_rows: u32,
-    /// Columns of a box.
-    pub(super) box_cols: BoxCols,
+    /// Width of a box.
+    pub(super) box_width: BoxWidth,
     /// What a miss brings into L2.
     pub(super) fetch: Fetch,
 }
@@ -93,7 +90,7 @@ impl Outer {
 pub(super) enum Fetch {
     /// The line that is asked for, 128 bytes.
     Line,
-    /// The line and its neighbour: the next step along a row of 64 elements.
+    /// The line and its neighbour: the next step along a row.
     Pair,
 }
 
@@ -117,7 +114,7 @@ pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, L
     let mut strides = [0u64; MAX_RANK - 1];
     let mut boxes = [1u32; MAX_RANK];
     (dims[0], dims[1]) = (u64::from(shape.cols), u64::from(shape.rows));
-    (boxes[0], boxes[1]) = (shape.box_cols as u32, shape.box_rows);
+    (boxes[0], boxes[1]) = (shape.box_width as u32 / dtype.bytes() as u32, shape.box_rows);
     strides[0] = shape.row_bytes;
     for (i, &Outer { extent, bytes, boxed }) in shape.outer.iter().enumerate() {
         dims[2 + i] = u64::from(extent);
@@ -143,7 +140,7 @@ pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, L
             boxes.as_ptr(),
             steps.as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            shape.box_cols.swizzle(),
+            shape.box_width.swizzle(),
             shape.fetch.promotion(),
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -1,4 +1,4 @@
-//! The time stamps of a traced kernel, in device memory and read back.
+//! The time stamps of a traced call, in device memory and read back.
 
 use super::error::LaunchError;
 use crate::abi::{ItemStamps, WorkerStamps};

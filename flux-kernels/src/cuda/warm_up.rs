@@ -4,12 +4,13 @@
 //! workspace or peer is touched.
 
 use super::error::LaunchError;
-use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
+use super::tensor_map::{BoxWidth, Fetch, Operand, Outer, encode};
 use crate::abi::Params;
-use crate::abi::WorkerStamps;
 use crate::variant::Variant;
 use bytemuck::Zeroable;
+use flux_core::DType;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
+use flux_core::numerics::VECTOR_BYTES;
 use flux_core::tile::Generation;
 use flux_cuda::current::{self, ContextMemory};
 use flux_cuda::{Function, Launch, Module};
@@ -24,20 +25,14 @@ pub(super) fn warm_up(
     multiprocessors: u32,
 ) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
-    let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
-    let bytes = control_bytes + FAULT_BYTES + stamps;
+    let bytes = control_bytes + FAULT_BYTES;
     let memory = ContextMemory::new(bytes as usize)?;
     let scratch = memory.address();
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
     unsafe { current::fill_bytes_async(scratch, 0, bytes as usize, 0) }?;
-    let params = Params {
-        control: scratch,
-        fault: scratch + control_bytes,
-        world: 1,
-        worker_stamps: scratch + control_bytes + FAULT_BYTES,
-        ..Params::zeroed()
-    };
+    let params =
+        Params { control: scratch, fault: scratch + control_bytes, world: 1, ..Params::zeroed() };
     let params = match variant.generation() {
         Generation::Hopper => with_maps(&params, scratch, variant)?,
         Generation::Portable => params,
@@ -48,7 +43,7 @@ pub(super) fn warm_up(
         shared_bytes: variant.shared_bytes(),
         stream: 0,
     };
-    // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
+    // SAFETY: a call without items and peers uses control block and fault block alone,
     // which live until the synchronisation below.
     unsafe { module.launch(function, launch, &params) }?;
     Ok(current::synchronize(0)?)
@@ -57,23 +52,25 @@ pub(super) fn warm_up(
 /// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a
 /// line of the scratch memory.
 fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
-    let matrix = |box_rows, outer| {
-        let box_cols = BoxCols::Wide;
+    let numerics = variant.numerics();
+    let matrix = |dtype: DType, box_rows, outer| {
         let operand = Operand {
             name: "scratch",
             address,
-            cols: 8,
+            cols: dtype.per_vector(),
             rows: 1,
-            row_bytes: 16,
+            row_bytes: VECTOR_BYTES.into(),
             outer,
             box_rows,
-            box_cols,
+            box_width: BoxWidth::Wide,
             fetch: Fetch::Line,
         };
-        encode(variant.dtype(), &operand)
+        encode(dtype, &operand)
     };
-    let (tile, alone): (_, &[Outer]) = (variant.tile(), &[Outer::new(1, 16), Outer::new(1, 16)]);
-    let a = matrix(tile.m, alone)?;
-    let y = matrix(variant.box_rows(), &alone[..1])?;
-    Ok(Params { a_caller: a, a_gather: a, b: matrix(tile.n, &[])?, y, ..*params })
+    let alone = [Outer::new(1, VECTOR_BYTES.into()); 2];
+    let tile = variant.tile();
+    let a = matrix(numerics.operand, tile.m, &alone[..])?;
+    let y = matrix(numerics.output, variant.out_box().rows, &alone[..1])?;
+    let b = matrix(numerics.operand, tile.n, &[])?;
+    Ok(Params { a_caller: a, a_gather: a, b, y, ..*params })
 }

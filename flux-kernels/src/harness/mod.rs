@@ -174,7 +174,7 @@ impl Harness {
             rows: to.rows,
             cols: to.cols,
             fill: fill as u32,
-            bf16: u32::from(dtype == DType::Bf16),
+            dtype: dtype as u32,
             transposed: u32::from(to.transposed),
         };
         let launch = Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream };
@@ -267,7 +267,8 @@ impl Harness {
             m_shard: if owned { problem.m_shard() } else { 0 },
             full_shards: problem.full_shards(),
             fill: expected.fill as u32,
-            bf16: u32::from(problem.dtype() == DType::Bf16),
+            operand: problem.numerics().operand as u32,
+            output: problem.numerics().output as u32,
             bias: u32::from(expected.bias.is_some()),
             residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
@@ -276,7 +277,9 @@ impl Harness {
             up_offset,
             per_node,
             // A library's collective sums the op's type.
-            f32_partials: u32::from(problem.partials() == Partials::F32 && !expected.collective),
+            f32_partials: u32::from(
+                problem.numerics().partials == Partials::F32 && !expected.collective,
+            ),
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport {
@@ -323,12 +326,8 @@ impl Harness {
         residual: u64,
         dtype: DType,
     ) -> Result<(), LaunchError> {
-        let params = AddRmsNormParams {
-            norm: args.params(),
-            residual,
-            bf16: u32::from(dtype == DType::Bf16),
-        };
+        let params = AddRmsNormParams { norm: args.params(), residual, dtype: dtype as u32 };
         // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(self.add_rms_norm, args.launch(), &params) }?)
+        Ok(unsafe { self.module.launch(self.add_rms_norm, args.launch(dtype), &params) }?)
     }
 }

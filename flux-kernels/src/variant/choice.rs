@@ -2,38 +2,38 @@
 
 use super::{Form, Variant};
 use crate::device::KernelTarget;
-use crate::epilogue::Activation;
+use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, Partials, SumsTo, TileShape};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile} here: {}", advice(*generation))]
+#[error("there is no kernel for tiles of {tile} here: {}", advice(*generation, *numerics))]
 pub struct NoSuchTile {
     /// The requested tile.
     pub tile: TileShape,
     /// The device's kernel.
     pub generation: Generation,
+    /// The requested element types.
+    pub numerics: Numerics,
 }
 
 /// The tiles that there are kernels for, in words.
-fn advice(generation: Generation) -> String {
+fn advice(generation: Generation, numerics: Numerics) -> String {
     let list = |kept: &dyn Fn(TileShape) -> bool| {
         generation
-            .tiles()
+            .tiles(numerics)
             .filter(|&tile| kept(tile))
             .map(|tile| tile.to_string())
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let [scatters, sends] =
-        [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
-    let mut text = format!(
-        "use {}",
-        list(&|tile| generation.scatters(tile) && generation.sends_partials(tile))
-    );
+    let scatters = |tile| generation.scatters(tile, numerics);
+    let sends = |tile| generation.sends_partials(tile, numerics);
+    let mut text = format!("use {}", list(&|tile| scatters(tile) && sends(tile)));
+    let [scatters, sends] = [list(&|tile| !sends(tile)), list(&|tile| !scatters(tile))];
     if !scatters.is_empty() {
         text.push_str("; for gemm_rs and gemm_ar of several ranks with flattened rows also ");
         text.push_str(&scatters);
@@ -46,13 +46,13 @@ fn advice(generation: Generation) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// The type in which a program's partial sums leave for other ranks, if any do.
-fn sent_partials(program: &TileProgram) -> Partials {
-    let problem = &program.problem;
-    if problem.op().reduces() && (program.rows.is_flattened() || problem.world().peers() > 0) {
-        problem.partials()
+/// The element types of a problem's kernel: where no partial sums leave for other ranks, they have
+/// the output's type.
+fn numerics_of(problem: &Problem, flattened: bool) -> Numerics {
+    if flattened || problem.world().peers() > 0 {
+        problem.numerics()
     } else {
-        Partials::OpDType
+        problem.numerics().with_partials(Partials::Output)
     }
 }
 
@@ -62,51 +62,65 @@ const fn kernel_of(op: OpKind) -> OpKind {
 }
 
 impl Variant {
-    /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, those for several weights, and some with [other weights](WeightLayout::Kn) or with
-    /// [gates](Self::with_gates), are compiled where they are used.
+    /// Every variant for a target: what [`of`](Self::of) returns for any program, with any layout
+    /// of weights, with gates and without.
     pub fn all(target: KernelTarget) -> Vec<Self> {
-        let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
-        let finished = plain.flat_map(|variant| {
-            Self::finishes(variant.op).map(move |finish| variant.finished(finish))
-        });
-        finished
+        OPS.into_iter()
+            .flat_map(|op| Self::plain(op, target))
             .flat_map(|variant| {
-                [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()
+                Self::finishes(variant.op).map(move |finish| variant.finished(finish))
             })
+            .flat_map(|variant| [Some(variant), variant.transposed()])
+            .flatten()
+            .flat_map(|variant| [Some(variant), variant.in_f32()])
+            .flatten()
             .collect()
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms. Each
-    /// op also has every element type and activation, with and without gates. An AllGather-GEMM
-    /// without gates has several weights. Weights are `[k, n]` where partial sums are of the op's
-    /// type, which takes registers. Large tiles, which have few, also send [`Partials::F32`]; the
-    /// others record time stamps.
+    /// op also has every element type, with and without gates. Weights of sums are `[k, n]` where
+    /// partial sums are of the op's type, which takes registers. Large tiles, which have few, also
+    /// send [`Partials::F32`].
+    ///
+    /// The portable kernel has small tiles for compute capability 8.0 and as PTX alone: elsewhere
+    /// registers are what may differ, and small tiles have enough.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let marked = |variant: Self| {
-            let several_weights = variant.op.gathers() && !variant.gated;
-            Self { several_weights, traced: !variant.is_large(), ..variant }
-        };
         let of_op = |op| {
             Self::plain(op, target)
                 .zip(Self::finishes(op).cycle())
-                .map(move |(variant, finish)| marked(variant.finished(finish)))
+                .map(|(variant, finish)| variant.finished(finish))
         };
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
             .map(|variant| variant.with_partials(Partials::F32));
         let sums =
             of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
-        of_op(OpKind::AllGatherGemm).chain(sums).chain(large).collect()
+        let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+        of_op(OpKind::AllGatherGemm)
+            .chain(sums)
+            .chain(large)
+            .filter(|variant| all_tiles || variant.tile.m * variant.tile.n >= 64 * 256)
+            .collect()
     }
 
-    /// The variant for a program, without activation: of two the one with more stages.
+    /// The variant for a program, of weights `[n, k]` without gates: of two the one with more stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
     pub fn of(program: &TileProgram, target: KernelTarget) -> Result<Self, NoSuchTile> {
-        let fitting = Self::fitting(program, target)?;
-        let none = NoSuchTile { tile: program.tile, generation: target.generation };
+        Self::for_tile(&program.problem, program.tile, program.rows.is_flattened(), target)
+    }
+
+    /// The same for any program of a problem, by its tile and whether its rows are flattened.
+    pub(crate) fn for_tile(
+        problem: &Problem,
+        tile: TileShape,
+        flattened: bool,
+        target: KernelTarget,
+    ) -> Result<Self, NoSuchTile> {
+        let fitting = Self::fitting_tile(problem, tile, flattened, target)?;
+        let (generation, numerics) = (target.generation, problem.numerics());
+        let none = NoSuchTile { tile, generation, numerics };
         fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(none)
     }
 
@@ -115,17 +129,22 @@ impl Variant {
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
-        let (op, dtype, tile) =
-            (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let several_weights = program.problem.weight_count() > 1;
-        let of_tile = Self::with_tile(op, dtype, tile, target);
-        let of_tile = of_tile.map(|variant| Self {
-            several_weights,
-            ..variant.with_partials(sent_partials(program))
-        });
-        let fitting: Vec<_> = of_tile.filter(|variant| variant.fits(program)).collect();
+        Self::fitting_tile(&program.problem, program.tile, program.rows.is_flattened(), target)
+    }
+
+    /// The same for any program of a problem, by its tile and whether its rows are flattened.
+    fn fitting_tile(
+        problem: &Problem,
+        tile: TileShape,
+        flattened: bool,
+        target: KernelTarget,
+    ) -> Result<Vec<Self>, NoSuchTile> {
+        let numerics = numerics_of(problem, flattened);
+        let fitting: Vec<_> = Self::with_tile(kernel_of(problem.op()), numerics, tile, target)
+            .filter(|variant| variant.fits_tile(problem, tile, flattened))
+            .collect();
         if fitting.is_empty() {
-            Err(NoSuchTile { tile, generation: target.generation })
+            Err(NoSuchTile { tile, generation: target.generation, numerics })
         } else {
             Ok(fitting)
         }
@@ -133,26 +152,26 @@ impl Variant {
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        let of_program = (
-            kernel_of(program.problem.op()),
-            program.problem.dtype(),
-            program.tile,
-            sent_partials(program),
-        );
+        self.fits_tile(&program.problem, program.tile, program.rows.is_flattened())
+    }
+
+    fn fits_tile(&self, problem: &Problem, tile: TileShape, flattened: bool) -> bool {
+        let wanted = (kernel_of(problem.op()), numerics_of(problem, flattened), tile);
         let reduce_scatter = self.op.sums_to() == SumsTo::Rows;
         // Rows that go to several owners leave from a buffer of the whole tile.
-        let scatters = reduce_scatter && program.rows.is_flattened();
-        let sends_partials =
-            reduce_scatter && !program.rows.is_flattened() && program.problem.world().peers() > 0;
+        let scatters = reduce_scatter && flattened;
+        let sends_partials = reduce_scatter && !flattened && problem.world().peers() > 0;
         let does = match self.form {
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters)
-                    && (self.tile.sends_partials_from(staging) || !sends_partials)
+                    && (self.tile.sends_partials_from(staging, self.numerics.output)
+                        || !sends_partials)
             }
             Form::Portable => true,
         };
-        (self.op, self.dtype, self.tile, self.partials) == of_program
-            && self.several_weights == (program.problem.weight_count() > 1)
+        let takes_several = self.weights == WeightLayout::Nk && !self.gated;
+        (self.op, self.numerics, self.tile) == wanted
+            && (problem.weight_count() == 1 || takes_several)
             && does
     }
 
@@ -161,10 +180,9 @@ impl Variant {
         (self.op.sums_to() == SumsTo::Rows).then(|| self.with_partials(Partials::F32))
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
+    /// The same kernel for weights of `[k, n]`, unless it has gates.
     fn transposed(self) -> Option<Self> {
-        (self.activation == Activation::None && !self.gated)
-            .then(|| self.with_weights(WeightLayout::Kn))
+        (!self.gated).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// Whether its accumulators leave few registers.
@@ -172,73 +190,62 @@ impl Variant {
         self.tile.m * self.tile.n >= 128 * 192
     }
 
-    /// The kernels of an op, with one element type and no activation.
+    /// The kernels of an op, with one element type and no gates.
     fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
         target
             .generation
-            .tiles()
-            .flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
+            .tiles(DType::Bf16.into())
+            .flat_map(move |tile| Self::with_tile(op, DType::Bf16.into(), tile, target))
     }
 
-    /// Element types and activations of an op's kernels, without gates and, for the activations
-    /// that models use there, with them.
-    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation, bool)> + Clone {
-        let of_op = Activation::of(op).iter().map(|&activation| (activation, false));
-        let gated = [Activation::Silu, Activation::Gelu].into_iter().filter(move |_| op.gathers());
-        let all = of_op.chain(gated.map(|activation| (activation, true)));
-        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| {
-            all.clone().map(move |(activation, gated)| (dtype, activation, gated))
-        })
+    /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
+    fn finishes(op: OpKind) -> impl Iterator<Item = (Numerics, bool)> + Clone {
+        let gates = if op.gathers() { &[false, true][..] } else { &[false] };
+        DType::ALL
+            .into_iter()
+            .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype.into(), gated)))
     }
 
-    const fn finished(self, (dtype, activation, gated): (DType, Activation, bool)) -> Self {
-        Self { dtype, activation, gated, ..self }
+    const fn finished(self, (numerics, gated): (Numerics, bool)) -> Self {
+        Self { numerics, gated, ..self }
     }
 
     fn with_tile(
         op: OpKind,
-        dtype: DType,
+        numerics: Numerics,
         tile: TileShape,
         target: KernelTarget,
     ) -> impl Iterator<Item = Self> {
         let forms: Vec<_> = match target.generation {
             Generation::Hopper => tile
-                .stagings()
-                .filter(|&staging| Self::is_staged(op, tile, staging))
+                .stagings(numerics)
+                .filter(|&staging| Self::is_staged(op, numerics, tile, staging))
                 .map(Form::Hopper)
                 .collect(),
-            Generation::Portable => {
-                target.generation.tiles().filter(|&t| t == tile).map(|_| Form::Portable).collect()
-            }
+            Generation::Portable => target
+                .generation
+                .tiles(numerics)
+                .filter(|&t| t == tile)
+                .map(|_| Form::Portable)
+                .collect(),
         };
         forms.into_iter().filter_map(move |form| {
             let stages = match form {
-                Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
-                Form::Portable => tile.portable_stages(target.shared_bytes)?,
+                Form::Hopper(staging) => tile.stages(staging, numerics, target.shared_bytes)?,
+                Form::Portable => tile.portable_stages(numerics, target.shared_bytes)?,
             };
-            Some(Self {
-                op,
-                dtype,
-                tile,
-                form,
-                stages,
-                partials: Partials::OpDType,
-                activation: Activation::None,
-                gated: false,
-                weights: WeightLayout::Nk,
-                several_weights: false,
-                traced: false,
-            })
+            Some(Self { op, numerics, tile, form, stages, gated: false, weights: WeightLayout::Nk })
         })
     }
 
     /// Whether there is a Hopper kernel of this form.
-    fn is_staged(op: OpKind, tile: TileShape, staging: Staging) -> bool {
+    fn is_staged(op: OpKind, numerics: Numerics, tile: TileShape, staging: Staging) -> bool {
         match op.sums_to() {
             // Nothing is scattered, so one buffer does.
-            SumsTo::Nothing => staging == Staging::Shared || tile.stagings().count() == 1,
+            SumsTo::Nothing => staging == Staging::Shared || tile.stagings(numerics).count() == 1,
             SumsTo::Rows | SumsTo::All => {
-                staging == Staging::PerConsumer || tile.sends_partials_from(staging)
+                staging == Staging::PerConsumer
+                    || tile.sends_partials_from(staging, numerics.output)
             }
         }
     }
@@ -247,16 +254,15 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nvrtc::Arch;
     use flux_core::layout::RowLayout;
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
 
+    const BF16: DType = DType::Bf16;
     const HOPPER: KernelTarget = KernelTarget::of_arch(Arch::Sm90a);
 
     fn program(op: OpKind, m: usize, rows: RowLayout) -> TileProgram {
-        let problem =
-            Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(op, m, 2048, 4096, BF16, WorldSize::new(2).unwrap()).unwrap();
         TileProgram::build(
             &problem,
             Rank::new(0),
@@ -303,50 +309,57 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_has_every_tile_type_and_activation_of_each_op_and_no_form_twice() {
+    fn a_cover_has_every_tile_and_type_of_each_op_and_no_form_twice() {
         for arch in Arch::ALL {
             let target = KernelTarget::of_arch(arch);
             let (all, cover) = (Variant::all(target), Variant::cover(target));
             for wanted in &all {
                 let of_op = || {
                     cover.iter().filter(|variant| {
-                        (variant.op, variant.partials) == (wanted.op, wanted.partials)
+                        (variant.op, variant.numerics.partials)
+                            == (wanted.op, wanted.numerics.partials)
                     })
                 };
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
                     .count();
-                let has = wanted.partials == Partials::OpDType || wanted.is_large();
+                let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+                let has = (wanted.numerics.partials == Partials::Output || wanted.is_large())
+                    && (all_tiles || wanted.tile.m * wanted.tile.n >= 64 * 256);
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
-                assert!(
-                    of_op().any(|variant| variant.dtype == wanted.dtype),
-                    "{wanted} {}",
-                    arch.name()
-                );
-                let alike = |variant: Variant| {
-                    (variant.activation, variant.gated) == (wanted.activation, wanted.gated)
+                let alike = |v: &Variant| {
+                    (v.numerics.operand, v.gated) == (wanted.numerics.operand, wanted.gated)
                 };
-                assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
+                assert!(of_op().any(alike), "{wanted} {}", arch.name());
             }
-            let plain = |variant: &Variant| Variant {
-                traced: false,
-                several_weights: false,
-                weights: WeightLayout::Nk,
-                ..*variant
-            };
-            assert!(
+            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
+            let f32 = |op| {
                 cover
                     .iter()
-                    .all(|variant| all.contains(&plain(variant))
-                        && variant.traced != variant.is_large()),
-                "{}",
-                arch.name()
-            );
-            let f32 = |op| {
-                cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32))
+                    .any(|variant| (variant.op, variant.numerics.partials) == (op, Partials::F32))
             };
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }
+    }
+
+    #[test]
+    fn several_weights_are_neither_gated_nor_transposed() {
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            512,
+            2048,
+            4096,
+            DType::Bf16,
+            WorldSize::new(2).unwrap(),
+        )
+        .unwrap()
+        .with_weights(&[1024, 1024])
+        .unwrap();
+        let schedule = Schedule::of(TileShape::new(128, 256, 64));
+        let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
+        let variant = Variant::of(&program, HOPPER).unwrap();
+        assert!(!variant.with_gates(true).fits(&program));
+        assert!(!variant.with_weights(WeightLayout::Kn).fits(&program));
     }
 
     /// As a launch finds them: a program of each tile, with flattened rows and with rows per shard.
@@ -355,14 +368,14 @@ mod tests {
         let targets = Arch::ALL.map(KernelTarget::of_arch);
         for (target, tile) in targets
             .into_iter()
-            .flat_map(|target| target.generation.tiles().map(move |tile| (target, tile)))
+            .flat_map(|target| target.generation.tiles(BF16.into()).map(move |tile| (target, tile)))
         {
             let problem = Problem::new(
                 OpKind::GemmReduceScatter,
                 1024,
                 2048,
                 4096,
-                DType::Bf16,
+                BF16,
                 WorldSize::new(2).unwrap(),
             )
             .unwrap();
@@ -376,7 +389,10 @@ mod tests {
                 Variant::of(&program, target).is_ok()
             };
             let generation = target.generation;
-            let says = [generation.scatters(tile), generation.sends_partials(tile)];
+            let says = [
+                generation.scatters(tile, BF16.into()),
+                generation.sends_partials(tile, BF16.into()),
+            ];
             assert_eq!(
                 says,
                 [RowLayout::Flattened, RowLayout::PerShard].map(has_kernel),
@@ -394,10 +410,10 @@ mod tests {
             TileProgram::build(&problem.with_partials(partials), Rank::new(0), &schedule).unwrap()
         };
         for rows in [RowLayout::PerShard, RowLayout::Flattened] {
-            let [rounded, f32] = [Partials::OpDType, Partials::F32]
+            let [rounded, f32] = [Partials::Output, Partials::F32]
                 .map(|partials| of(OpKind::GemmReduceScatter, rows, partials));
             let variants = Variant::fitting(&f32, HOPPER).unwrap();
-            assert!(variants.iter().all(|variant| variant.partials == Partials::F32
+            assert!(variants.iter().all(|variant| variant.numerics.partials == Partials::F32
                 && variant.fits(&f32)
                 && !variant.fits(&rounded)));
             assert_eq!(
@@ -410,8 +426,8 @@ mod tests {
             );
             let gathers = of(OpKind::AllGatherGemm, rows, Partials::F32);
             assert_eq!(
-                Variant::of(&gathers, HOPPER).unwrap().partials,
-                Partials::OpDType,
+                Variant::of(&gathers, HOPPER).unwrap().numerics.partials,
+                Partials::Output,
                 "it has no partial sums"
             );
         }
@@ -419,14 +435,20 @@ mod tests {
 
     #[test]
     fn a_tile_without_a_kernel_is_answered_with_those_that_have_one() {
-        let text =
-            NoSuchTile { tile: TileShape::new(128, 160, 64), generation: Generation::Hopper }
-                .to_string();
+        let text = NoSuchTile {
+            tile: TileShape::new(128, 160, 64),
+            generation: Generation::Hopper,
+            numerics: BF16.into(),
+        }
+        .to_string();
         assert!(
             text.starts_with("there is no kernel for tiles of 128x160x64 here: use 128x256x64, "),
             "{text}"
         );
-        assert!(Generation::Hopper.tiles().all(|tile| text.contains(&tile.to_string())), "{text}");
+        assert!(
+            Generation::Hopper.tiles(BF16.into()).all(|tile| text.contains(&tile.to_string())),
+            "{text}"
+        );
     }
 
     #[test]

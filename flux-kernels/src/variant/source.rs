@@ -1,69 +1,54 @@
 //! The translation unit of a variant.
 
+use super::constants::{declaration, element};
 use super::{Form, Variant};
 use crate::sources::Source;
 use crate::weights::WeightLayout;
-use flux_core::tile::Staging;
-use flux_core::{DType, Partials, SumsTo, TileShape};
+use flux_core::tile::STEP_BYTES;
+use flux_core::{Partials, TileShape};
+
+/// Bytes of an operand's row that one matrix instruction multiplies.
+const PRODUCT_BYTES: u32 = 32;
 
 impl Variant {
     /// The translation unit that instantiates the kernel.
     pub fn source(&self) -> Source {
-        let name = self.entry();
-        let (bf16, rs) = (self.dtype == DType::Bf16, self.op.sums_to() == SumsTo::Rows);
-        let (stages, traced, shared, threads) =
-            (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let (f32, gated, kn, several) = (
-            self.partials == Partials::F32,
-            self.gated,
-            self.weights == WeightLayout::Kn,
-            self.several_weights,
-        );
-        let activation = self.activation.cuda_name();
-        let TileShape { m, n, k, .. } = self.tile;
-        let (folder, numbers, check) = match self.form {
-            Form::Hopper(staging) => (
-                "sm90",
-                format!("{m}, {n}, {}, {stages}", staging.buffers()),
-                self.hopper_check(staging),
-            ),
-            Form::Portable => ("sm80", format!("{m}, {n}, {stages}"), self.portable_check()),
+        let (name, threads) = (self.entry(), Self::THREADS);
+        let (folder, constants) = match self.form {
+            Form::Hopper(staging) => ("sm90", self.hopper(staging).declare()),
+            Form::Portable => ("sm80", self.portable().declare()),
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, \
-             flux::Activation::{activation}, {gated}, {kn}, {several}, {traced}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == \
-             {k}, \"variant/source.rs\");\n\
-             {check}\
+             // Computed and explained in flux-kernels/src/variant/.\n\
+             struct Numbers {{\n{}{constants}}};\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const \
-             __grid_constant__ flux::Params p) {{\n    flux::fused_gemm<C>(p);\n}}\n"
+             __grid_constant__ flux::Params p) {{\n    \
+             flux::fused_gemm<flux::Config<Numbers>>(p);\n}}\n",
+            self.options(),
         );
         Source { name, text }
     }
 
-    /// That a portable kernel has the warps that are assumed in plans.
-    fn portable_check(&self) -> String {
-        let (along_m, along_n) = self.tile.portable_warps();
-        format!(
-            "static_assert(C::kWarpsM == {along_m} && C::kWarpsN == {along_n}, \"table.rs\");\n"
-        )
-    }
-
-    /// That a Hopper kernel has the boxes and the form that are assumed here.
-    fn hopper_check(&self, staging: Staging) -> String {
-        format!(
-            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == \
-             {box_rows}, \"variant/source.rs\");\n\
-             static_assert(C::kGlobalStagingBytes == {staged}, \"variant/source.rs\");\n\
-             static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \
-             \"table.rs\");\n",
-            staged = self.epilogue_staging_bytes(),
-            pairs = self.loads_pairs(),
-            box_cols = self.box_cols(),
-            box_rows = self.box_rows(),
-            sends = self.tile.sends_partials_from(staging),
-            swaps = self.tile.swaps_ab(),
-        )
+    /// Declarations of what both generations are compiled for.
+    fn options(&self) -> String {
+        let (TileShape { m, n, k }, numerics) = (self.tile, self.numerics);
+        [
+            element("Operand", numerics.operand),
+            element("Output", numerics.output),
+            declaration("partials_f32", numerics.partials == Partials::F32),
+            declaration("partial_bytes", numerics.partial_bytes() as u32),
+            declaration("tile_m", m),
+            declaration("tile_n", n),
+            declaration("tile_k", k),
+            declaration("step_bytes", STEP_BYTES),
+            declaration("products", STEP_BYTES / PRODUCT_BYTES),
+            declaration("stages", self.stages),
+            declaration("reduce_scatter", self.op.reduces()),
+            declaration("gated", self.gated),
+            declaration("cols_per_out", self.columns_per_output()),
+            declaration("weights_kn", self.weights == WeightLayout::Kn),
+        ]
+        .concat()
     }
 }

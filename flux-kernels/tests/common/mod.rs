@@ -14,7 +14,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
+use flux_kernels::{Activation, GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
 use lateness::AMPLE;
 use std::sync::Arc;
 
@@ -130,6 +130,8 @@ pub(crate) struct World {
     pub(crate) residual_in_y: bool,
     /// How gates and ups lie, on a kernel with gates.
     pub(crate) gates: Option<GateLayout>,
+    /// Of the result, or of gates.
+    pub(crate) activation: Activation,
     epoch: Epoch,
 }
 
@@ -205,6 +207,7 @@ impl World {
             residual: None,
             residual_in_y: false,
             gates: variant.is_gated().then_some(GateLayout::Concatenated),
+            activation: Activation::None,
             epoch: first,
         }
     }
@@ -248,14 +251,20 @@ impl World {
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
                 self.harness
-                    .fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream)
+                    .fill(
+                        window(&rank.x, p.x_shape(r), x0),
+                        seeds.x,
+                        fill,
+                        p.numerics().operand,
+                        stream,
+                    )
                     .expect("fill");
                 self.harness
                     .fill(
                         of_weights(window(&rank.w, p.w_shape(r), w0)),
                         seeds.w,
                         fill,
-                        p.dtype(),
+                        p.numerics().operand,
                         stream,
                     )
                     .expect("fill");
@@ -263,7 +272,13 @@ impl World {
                     let col0 = p.columns(r).start;
                     let shape = Shape { rows: 1, cols: p.n_local(r) };
                     self.harness
-                        .fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream)
+                        .fill(
+                            window(&rank.bias, shape, (0, col0)),
+                            seed,
+                            fill,
+                            p.numerics().operand,
+                            stream,
+                        )
                         .expect("fill");
                 }
                 self.harness
@@ -272,7 +287,13 @@ impl World {
                 if let Some(seed) = self.residual {
                     let to = if self.residual_in_y { &rank.y } else { &rank.residual };
                     self.harness
-                        .fill(window(to, y, (p.y_rows(r).start, 0)), seed, fill, p.dtype(), stream)
+                        .fill(
+                            window(to, y, (p.y_rows(r).start, 0)),
+                            seed,
+                            fill,
+                            p.numerics().operand,
+                            stream,
+                        )
                         .expect("fill");
                 }
                 let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();
@@ -300,6 +321,7 @@ impl World {
             more: &[],
             y: matrix(&rank.y, self.y_shape(r)),
             gates: self.gates,
+            activation: self.activation,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {
                 matrix: matrix(
@@ -379,7 +401,7 @@ impl World {
             fill,
             bias: self.bias,
             residual: self.residual,
-            activation: self.kernel.variant().activation(),
+            activation: self.activation,
             gates: self.gates,
             flattened,
             per_node,

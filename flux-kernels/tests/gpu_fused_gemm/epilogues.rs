@@ -39,13 +39,13 @@ fn check_residuals(w: &mut World, tile: TileShape) {
 /// Every variant with every activation it takes, with and without a bias; sums with a residual too.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
-        for (dtype, tile) in [DType::Bf16, DType::F16]
-            .into_iter()
-            .flat_map(|dtype| target(context).generation.tiles().map(move |tile| (dtype, tile)))
-        {
+        for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| {
+            target(context).generation.tiles(DType::Bf16.into()).map(move |tile| (dtype, tile))
+        }) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let sends = !op.reduces() || target(context).generation.sends_partials(tile);
+                let sends = !op.reduces()
+                    || target(context).generation.sends_partials(tile, DType::Bf16.into());
                 let rows = if sends { RowLayout::PerShard } else { RowLayout::Flattened };
                 let schedule = Schedule { rows, ..schedule(tile, chunk) };
                 if is_refused(
@@ -54,12 +54,9 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
                 ) {
                     continue;
                 }
+                let mut w = World::new(context, p, &schedule, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(Activation::of(op)) {
-                    let programs = programs(p, &schedule, Nodes::apart(p.world()));
-                    let variant = Variant::of(&programs[0], target(context))
-                        .expect("a variant")
-                        .with_activation(activation);
-                    let mut w = World::with(context, programs, variant, Epoch::FIRST);
+                    w.activation = activation;
                     for (bias, fill) in [
                         (Some(50 + call), Fill::SmallInts),
                         (Some(60 + call), Fill::Uniform),
@@ -94,18 +91,18 @@ fn check_all_gates(context: &Arc<CudaContext>, cases: &[Case]) {
         (DType::F16, Activation::Gelu, GateLayout::Interleaved),
         (DType::Bf16, Activation::Gelu, GateLayout::Interleaved),
     ];
-    for (tile, (dtype, activation, layout)) in
-        target(context).generation.tiles().flat_map(|tile| finishes.map(|finish| (tile, finish)))
+    for (tile, (dtype, activation, layout)) in target(context)
+        .generation
+        .tiles(DType::Bf16.into())
+        .flat_map(|tile| finishes.map(|finish| (tile, finish)))
     {
         for (call, &(m, n, k, world, chunk)) in (1..).zip(cases) {
             let p = problem(OpKind::AllGatherGemm, m, n, k, dtype, world);
             let programs = programs(p, &schedule(tile, chunk), Nodes::apart(p.world()));
-            let variant = Variant::of(&programs[0], target(context))
-                .expect("a variant")
-                .with_activation(activation)
-                .with_gates(true);
+            let variant =
+                Variant::of(&programs[0], target(context)).expect("a variant").with_gates(true);
             let mut w = World::with(context, programs, variant, Epoch::FIRST);
-            w.gates = Some(layout);
+            (w.activation, w.gates) = (activation, Some(layout));
             for (bias, fill) in [
                 (Some(50 + call), Fill::Uniform),
                 (Some(60 + call), Fill::SmallInts),

@@ -101,8 +101,8 @@ fn is_refused(program: &TileProgram, generation: Generation) -> bool {
     let sends = program.problem.op().reduces() && program.problem.world().peers() > 0;
     sends
         && !if program.rows.is_flattened() {
-            generation.scatters(program.tile)
+            generation.scatters(program.tile, program.problem.numerics())
         } else {
-            generation.sends_partials(program.tile)
+            generation.sends_partials(program.tile, program.problem.numerics())
         }
 }

@@ -16,7 +16,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
         [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)]
     {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
-        for tile in target(&context).generation.tiles() {
+        for tile in target(&context).generation.tiles(DType::Bf16.into()) {
             for raster_group in [8, 16] {
                 let mut w = World::new(
                     &context,
@@ -65,7 +65,8 @@ fn few_rows_against_the_reference_weights_print_their_bandwidth() {
     for (m, (n, k), (tile_m, tile_n), split_k) in cases {
         let p = problem(OpKind::AllGatherGemm, m, n, k, DType::Bf16, 1);
         let tile = TileShape::new(tile_m, tile_n, 64);
-        if target(&context).generation.tiles().all(|of_kernel| of_kernel != tile) {
+        if target(&context).generation.tiles(DType::Bf16.into()).all(|of_kernel| of_kernel != tile)
+        {
             continue;
         }
         let schedule = Schedule { split_k, ..Schedule::of(tile) };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         for dtype in [DType::Bf16, DType::F16] {
-            for tile in target(context).generation.tiles() {
+            for tile in target(context).generation.tiles(DType::Bf16.into()) {
                 for &(m, n, k, world, chunk) in cases {
                     check(context, problem(op, m, n, k, dtype, world), &schedule(tile, chunk));
                 }
@@ -31,7 +31,7 @@ fn relays_add_what_their_node_peers_send_and_send_the_sum() {
         return;
     };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in target(&context).generation.tiles() {
+        for tile in target(&context).generation.tiles(DType::Bf16.into()) {
             for (count, world, chunk, split_k) in
                 [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)]
             {
@@ -88,10 +88,9 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
         (513, 4, Chunk::Tiles(2)),
         (1030, 4, Chunk::Tiles(1)),
     ];
-    for (op, tile) in OPS
-        .into_iter()
-        .flat_map(|op| target(&context).generation.tiles().map(move |tile| (op, tile)))
-    {
+    for (op, tile) in OPS.into_iter().flat_map(|op| {
+        target(&context).generation.tiles(DType::Bf16.into()).map(move |tile| (op, tile))
+    }) {
         for (m, world, chunk) in cases {
             for rows in [RowLayout::PerShard, RowLayout::Flattened] {
                 let world = WorldSize::new(world).expect("a world");
@@ -119,7 +118,7 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         (129, 584, 392, 2),
     ];
     for op in OPS {
-        for tile in target(&context).generation.tiles() {
+        for tile in target(&context).generation.tiles(DType::Bf16.into()) {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
                 for (rows, split_k, k_slices) in [
@@ -172,7 +171,7 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
         return;
     };
     for op in OPS {
-        for tile in target(&context).generation.tiles() {
+        for tile in target(&context).generation.tiles(DType::Bf16.into()) {
             for (m_shard, n, k, world, from, in_mainloop) in SHARED {
                 let p = problem(op, m_shard, n, k, DType::Bf16, world);
                 let schedule =
@@ -189,7 +188,7 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
 fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in target(&context).generation.tiles() {
+        for tile in target(&context).generation.tiles(DType::Bf16.into()) {
             for (m, n, k, world, chunk, in_mainloop) in [
                 (256, 512, 704, 2, Chunk::Tiles(1), 1),
                 (1160, 1800, 1176, 3, Chunk::Tiles(2), 2),
@@ -222,8 +221,10 @@ const IN_F32: [(usize, usize, usize, u32, Chunk, u32); 4] = [
 #[test]
 fn partial_sums_in_f32_are_right() {
     let Some(context) = device("partial_sums_in_f32_are_right") else { return };
-    for (tile, dtype) in
-        target(&context).generation.tiles().zip([DType::Bf16, DType::F16].into_iter().cycle())
+    for (tile, dtype) in target(&context)
+        .generation
+        .tiles(DType::Bf16.into())
+        .zip([DType::Bf16, DType::F16].into_iter().cycle())
     {
         for (m, n, k, world, chunk, in_mainloop) in IN_F32 {
             for (op, rows, split_k) in [
@@ -240,7 +241,7 @@ fn partial_sums_in_f32_are_right() {
                 check(&context, p, &schedule);
                 let (programs, target) =
                     (programs(p, &schedule, Nodes::apart(p.world())), target(&context));
-                if rows.is_flattened() && target.generation.scatters(tile) {
+                if rows.is_flattened() && target.generation.scatters(tile, DType::Bf16.into()) {
                     let variant = Variant::of(&programs[0], target).expect("a variant");
                     check_with(
                         &context,

@@ -13,10 +13,9 @@ use std::sync::Arc;
 
 /// Every tile with weights of `[k, n]`: the bits of those of `[n, k]`.
 fn check_weights_of_k_and_n(context: &Arc<CudaContext>, cases: &[Case]) {
-    for (op, tile) in OPS
-        .into_iter()
-        .flat_map(|op| target(context).generation.tiles().map(move |tile| (op, tile)))
-    {
+    for (op, tile) in OPS.into_iter().flat_map(|op| {
+        target(context).generation.tiles(DType::Bf16.into()).map(move |tile| (op, tile))
+    }) {
         for (&(m, n, k, world, chunk), dtype) in
             cases.iter().zip([DType::Bf16, DType::F16].into_iter().cycle())
         {

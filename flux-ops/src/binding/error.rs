@@ -292,6 +292,7 @@ mod tests {
         let tile = NoSuchTile {
             tile: TileShape::new(1, 1, 1),
             generation: flux_core::tile::Generation::Portable,
+            numerics: DType::Bf16.into(),
         };
         let table = [
             (BuildError::Problem(ProblemError::Zero { name: "n" }), Class::Operand),

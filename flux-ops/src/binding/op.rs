@@ -51,7 +51,7 @@ impl OpSpec {
         let given = [
             ("residual", gathers && self.residual),
             ("rms_norm", gathers && self.rms_norm.is_some()),
-            ("partials", gathers && self.partials != Partials::OpDType),
+            ("partials", gathers && self.partials != Partials::Output),
             ("activation", !gathers && self.activation != Activation::None),
             ("gates", !gathers && self.gates.is_some()),
             ("several_weights", !gathers && self.columns.is_some()),

@@ -4,6 +4,7 @@
 //! be captured in a graph once its program is on the device.
 
 use super::device_programs::{CopyOn, DevicePrograms, PlacedProgram};
+use super::kernels;
 use super::plan::{Execution, Traffic};
 use super::ranges::NoRoom;
 use super::sequential::Sequential;
@@ -16,13 +17,9 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
-    Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch, loaded, loaded_gathered_rows,
-    loaded_rms_norm,
+    Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch,
 };
-use flux_kernels::nvrtc::Arch;
-use flux_kernels::{
-    Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout,
-};
+use flux_kernels::{Activation, Element, GateLayout, KernelTarget, Variant, WeightLayout};
 use flux_transport::{
     Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError,
     WorkspaceView,
@@ -39,6 +36,7 @@ pub(crate) struct CudaExecutor {
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
     gates: Option<GateLayout>,
+    activation: Activation,
     norm: Option<(Arc<RmsNorm>, Epsilon)>,
     /// Of an AllGather-GEMM.
     gathered: Option<Arc<GatheredRows>>,
@@ -85,33 +83,27 @@ impl CudaExecutor {
         let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
         let programs = DevicePrograms::of(comm);
-        let mut kernels: Vec<(Variant, Arc<Kernel>)> = Vec::new();
+        let mut wanted: Vec<(Variant, Variant)> = Vec::new();
         for (recipe, Resolved { program, .. }) in largest {
             let (bytes, limit) = (DeviceProgram::bytes_of(program) as u64, programs.limit());
             if bytes > limit {
                 return Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 }));
             }
             let of_program = Variant::of(program, target)?;
-            if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program
-                    .with_activation(epilogue.activation)
-                    .with_gates(epilogue.gates.is_some())
-                    .with_weights(weights);
-                kernels.push((
-                    of_program,
-                    kernel(
-                        if recipe.launch.trace { variant.traced() } else { variant },
-                        target.arch,
-                    )?,
-                ));
+            if wanted.iter().all(|&(known, _)| known != of_program) {
+                let variant = of_program.with_gates(epilogue.gates.is_some()).with_weights(weights);
+                wanted.push((of_program, variant));
             }
         }
+        let (of_programs, variants): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
+        let loaded = kernels::variants(&variants, target.arch, comm)?;
+        let kernels: Vec<_> = of_programs.into_iter().zip(loaded).collect();
         let norm = epilogue
             .rms_norm
-            .map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps)))
+            .map(|eps| Ok::<_, BuildError>((kernels::rms_norm(target.arch)?, eps)))
             .transpose()?;
         let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op().gathers());
-        let gathered = gathers.then(|| gathered_rows_kernel(target.arch)).transpose()?;
+        let gathered = gathers.then(|| kernels::gathered_rows(target.arch)).transpose()?;
         programs.open(
             comm,
             &device,
@@ -132,6 +124,7 @@ impl CudaExecutor {
             target,
             kernels,
             gates: epilogue.gates,
+            activation: epilogue.activation,
             norm,
             gathered,
             programs,
@@ -398,6 +391,7 @@ impl CudaExecutor {
             y: matrix::<T>(&operands.y),
             more,
             gates: self.gates,
+            activation: self.activation,
             bias: operands.bias.map_or(0, |bias| bias.address),
             residual: operands.residual.map(|view| Residual {
                 matrix: matrix::<T>(&view),
@@ -513,25 +507,4 @@ struct Launching<'a> {
 
 fn matrix<T: Element>(view: &View) -> Matrix {
     Matrix { address: view.address, row_bytes: view.row_bytes::<T>() }
-}
-
-/// The variant in the current context: as an op before has loaded it, or loaded now.
-fn kernel(variant: Variant, arch: Arch) -> Result<Arc<Kernel>, BuildError> {
-    loaded(variant, || {
-        let cubin = flux_kernels::cubin(&variant.source(), arch)?;
-        if cubin.origin == Origin::Compiled {
-            tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
-        }
-        Ok(cubin.image)
-    })
-}
-
-/// The kernel that copies gathered rows, in the current context.
-fn gathered_rows_kernel(arch: Arch) -> Result<Arc<GatheredRows>, BuildError> {
-    loaded_gathered_rows(|| Ok(flux_kernels::cubin(&KernelSource::gathered_rows(), arch)?.image))
-}
-
-/// The norm's kernel in the current context.
-fn norm_kernel(arch: Arch) -> Result<Arc<RmsNorm>, BuildError> {
-    loaded_rms_norm(|| Ok(flux_kernels::cubin(&KernelSource::rms_norm(), arch)?.image))
 }

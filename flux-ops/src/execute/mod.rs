@@ -8,6 +8,7 @@ mod cuda;
 mod device_programs;
 mod host;
 mod host_programs;
+mod kernels;
 mod pace;
 mod plan;
 mod ranges;

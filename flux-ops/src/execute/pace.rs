@@ -54,10 +54,10 @@ const AT_ONCE: u32 = 1 << 20;
 
 /// CTAs that scatter a tile to memory of the host at once; 0 for all, where tiles are one wave and
 /// nothing is left to multiply meanwhile. In fp32 at most half of a tile's rows leave at once, and
-/// have no more bytes than the tile in the op's type.
+/// have no more bytes than the tile in the output's type.
 pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
     let tiles = program.items.iter().filter(|item| item.sink == Sink::Scatter).count();
-    let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;
+    let bytes = program.tile.m * program.tile.n * program.problem.numerics().output.bytes() as u32;
     if tiles as u64 <= u64::from(workers) { 0 } else { AT_ONCE.div_ceil(bytes) }
 }
 

@@ -203,8 +203,8 @@ fn workers(
     }
 }
 
-/// The ranks of a host communicator share this machine's cores.
-fn share_of_cores(ranks: usize) -> u32 {
+/// Ranks share this machine's cores.
+pub(super) fn share_of_cores(ranks: usize) -> u32 {
     // To count them reads files.
     static CORES: LazyLock<usize> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));

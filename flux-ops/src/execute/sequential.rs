@@ -52,11 +52,12 @@ impl Sequential {
             program.split_k_slots = program.split_k_slots.max(other.split_k_slots);
             program.signals = program.signals.max(other.signals);
         }
-        let row_bytes = u64::from(cols) * problem.dtype().bytes() as u64;
+        let dtype = problem.collective_dtype();
+        let row_bytes = u64::from(cols) * dtype.bytes() as u64;
         let rows = if kind == CollectiveKind::AllReduce { problem.m() } else { problem.m_shard() };
         let (rows, bytes) = (u64::from(rows), u64::from(problem.m()) * row_bytes);
         let offset = program.workspace().half_bytes.next_multiple_of(SPLIT_K_ALIGN);
-        Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
+        Ok((Self { kind, dtype, rows, row_bytes, bytes, offset }, program))
     }
 
     /// What calls need of the workspace whose programs need `of_programs`.
@@ -108,7 +109,7 @@ fn gemm(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<TileProgra
         .map(|weight| problem.weight_columns(weight, rank).len() as u32)
         .collect();
     let gemm =
-        Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?.with_weights(&weights)?;
+        Problem::new(op, m, n, k, problem.numerics(), WorldSize::ONE)?.with_weights(&weights)?;
     let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
     Ok(TileProgram::build(
         &gemm,

@@ -259,7 +259,7 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
 
 impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     /// Element type in which ranks send partial sums to each other, in place of
-    /// [`Partials::OpDType`]. With [`Partials::F32`] the result is rounded once, and fp16 partial
+    /// [`Partials::Output`]. With [`Partials::F32`] the result is rounded once, and fp16 partial
     /// sums do not overflow where their total does not. The bytes of partial sums double, on links
     /// and in the workspace. The same on every rank.
     ///

@@ -412,7 +412,9 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             let number = agreement::number(&request.to_string(), &buckets);
             let (largest, workspace) = (request.largest(comm)?, request::workspace(&resolved));
             request.check_workspace(workspace)?;
-            let executor = Executor::new(comm, &resolved, (request.epilogue, request.weights))?;
+            let executor = agreement::working(comm, &name, || {
+                Executor::new(comm, &resolved, (request.epilogue, request.weights))
+            })??;
             Ok(Self {
                 executor,
                 comm: comm.clone(),

@@ -7,7 +7,7 @@ use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{CommMode, Plan, PlanOrigin, SumOrder};
 use flux_core::program::ScheduleError;
-use flux_core::{DType, OpKind, Partials, Problem};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem};
 use flux_kernels::WeightLayout;
 use flux_transport::Communicator;
 use std::fmt;
@@ -43,7 +43,7 @@ impl Request {
         let (epilogue, weights, launch) =
             (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
         let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
-        let (columns, partials) = (None, Partials::OpDType);
+        let (columns, partials) = (None, Partials::Output);
         Self {
             op,
             max_m,
@@ -78,13 +78,13 @@ impl Request {
         let column = |&columns: &usize| u32::try_from(columns).unwrap_or(!15);
         let columns: Option<Vec<_>> =
             self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
+        let numerics = Numerics::from(self.dtype).with_partials(self.partials);
+        let world = comm.world_size();
         // An error that names a weight says more than one of their sum.
         columns
             .iter()
-            .try_for_each(|columns| Problem::check_weights(self.op, columns, comm.world_size()))?;
-        let problem =
-            Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?
-                .with_partials(self.partials);
+            .try_for_each(|columns| Problem::check_weights(self.op, columns, numerics, world))?;
+        let problem = Problem::new(self.op, self.max_m, self.n, self.k, numerics, world)?;
         let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
         Ok(if let Some(columns) = &columns { problem.with_weights(columns)? } else { problem })
     }
@@ -116,7 +116,7 @@ impl Request {
     ) -> Result<Choice, BuildError> {
         // No text of a plan says that.
         plan.zero_field().map_or(Ok(()), |name| Err(ScheduleError::Zero { name }))?;
-        if plan.comm == CommMode::Sequential && largest.partials() == Partials::F32 {
+        if plan.comm == CommMode::Sequential && largest.numerics().partials == Partials::F32 {
             return Err(BuildError::SequentialPartials { dtype: self.dtype });
         }
         let target = planning::target(comm, self.constraints())?;

@@ -1,6 +1,6 @@
 //! Why memory cannot be viewed as an operand.
 
-use super::{ALIGNMENT, Layout, MAX_SPAN, ROW_MULTIPLE};
+use super::{ALIGNMENT, Layout};
 use flux_core::DType;
 
 /// Why a view of memory cannot be an operand; each names the value and the limit.
@@ -29,20 +29,24 @@ pub enum TensorError {
     },
     /// Rows do not start on 16-byte borders.
     #[error(
-        "row stride {row_stride} is not a multiple of {ROW_MULTIPLE} elements (16 bytes): pad the \
+        "row stride {row_stride} is not a multiple of {multiple} elements (16 bytes): pad the \
          rows or copy to a dense tensor"
     )]
     RowStrideAlignment {
         /// Elements between rows.
         row_stride: usize,
+        /// Elements of 16 bytes.
+        multiple: usize,
     },
     /// The view is beyond what bulk tensor loads address.
-    #[error("{rows} rows of stride {row_stride} are not below the limit of {MAX_SPAN} elements")]
+    #[error("{rows} rows of stride {row_stride} are not below the limit of {limit} elements")]
     TooLarge {
         /// Rows.
         rows: usize,
         /// Elements between rows.
         row_stride: usize,
+        /// Elements of 2^40 bytes.
+        limit: usize,
     },
     /// There is less memory than the layout says.
     #[error("a view of {layout} needs {needed} elements, but the memory behind it has {available}")]
@@ -60,7 +64,7 @@ pub enum TensorError {
     /// The first element is not on a 16-byte border.
     #[error(
         "address {address:#x} is not a multiple of {ALIGNMENT} bytes: start the view on a 16-byte \
-         border (8 elements)"
+         border"
     )]
     Misaligned {
         /// The address.

@@ -4,14 +4,14 @@
 //! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
-use flux_core::problem::{self, Shape};
+use flux_core::DType;
+use flux_core::numerics::VECTOR_BYTES;
+use flux_core::problem::Shape;
 
-/// Elements by which a row stride must be divisible: 16 bytes.
-pub(super) const ROW_MULTIPLE: usize = problem::ROW_MULTIPLE as usize;
 /// Bytes by which the first element's address must be divisible.
-pub(super) const ALIGNMENT: u64 = 16;
-/// Elements that `rows * row_stride` stays below: 2^40 bytes.
-pub(super) const MAX_SPAN: usize = 1 << 39;
+pub(super) const ALIGNMENT: u64 = VECTOR_BYTES as u64;
+/// Bytes that `rows * row_stride` elements stay below.
+pub(super) const MAX_SPAN_BYTES: usize = 1 << 40;
 
 /// Rows, columns and row stride of a row-major matrix, in elements.
 ///
@@ -55,7 +55,12 @@ impl Layout {
     }
 
     /// Whether a kernel can address this layout over `available` elements from `address` on.
-    pub(super) fn check(&self, address: u64, available: usize) -> Result<(), TensorError> {
+    pub(super) fn check(
+        &self,
+        dtype: DType,
+        address: u64,
+        available: usize,
+    ) -> Result<(), TensorError> {
         if self.cols == 0 {
             return Err(TensorError::Empty);
         }
@@ -68,11 +73,13 @@ impl Layout {
         if (self.cols, self.row_stride) == (1, 1) && self.rows > 1 {
             return Err(TensorError::Column { rows: self.rows });
         }
-        if !self.row_stride.is_multiple_of(ROW_MULTIPLE) {
-            return Err(TensorError::RowStrideAlignment { row_stride: self.row_stride });
+        let (row_stride, multiple) = (self.row_stride, dtype.per_vector() as usize);
+        if !row_stride.is_multiple_of(multiple) {
+            return Err(TensorError::RowStrideAlignment { row_stride, multiple });
         }
-        if self.rows.saturating_mul(self.row_stride) >= MAX_SPAN {
-            return Err(TensorError::TooLarge { rows: self.rows, row_stride: self.row_stride });
+        let limit = MAX_SPAN_BYTES / dtype.bytes();
+        if self.rows.saturating_mul(row_stride) >= limit {
+            return Err(TensorError::TooLarge { rows: self.rows, row_stride, limit });
         }
         if self.span() > available {
             return Err(TensorError::TooShort { layout: *self, needed: self.span(), available });

@@ -9,8 +9,8 @@ mod layout;
 mod tests;
 
 pub use error::TensorError;
+use layout::ALIGNMENT;
 pub use layout::Layout;
-use layout::{ALIGNMENT, MAX_SPAN, ROW_MULTIPLE};
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use flux_core::DType;
@@ -69,7 +69,7 @@ impl View {
         if raw.dtype != T::DTYPE {
             return Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype });
         }
-        raw.layout.check(raw.address, raw.available)?;
+        raw.layout.check(raw.dtype, raw.address, raw.available)?;
         let bytes = (raw.layout.span() * size_of::<T>()) as u64;
         if raw.address.checked_add(bytes).is_none() {
             return Err(TensorError::BeyondAddresses { address: raw.address, bytes });
@@ -83,21 +83,25 @@ impl View {
         })
     }
 
-    fn host<T>(first: *const T, available: usize, layout: Layout) -> Result<Self, TensorError> {
+    fn host<T: Element>(
+        first: *const T,
+        available: usize,
+        layout: Layout,
+    ) -> Result<Self, TensorError> {
         // Exposed: an executor makes slices from the address again.
         let address = first.expose_provenance() as u64;
-        layout.check(address, available)?;
+        layout.check(T::DTYPE, address, available)?;
         Ok(Self { address, layout, location: Location::Host, ordered_on: None, claimed: false })
     }
 
-    fn cuda(
+    fn cuda<T: Element>(
         address: u64,
         available: usize,
         owner: &CudaStream,
         stream: &CudaStream,
         layout: Layout,
     ) -> Result<Self, TensorError> {
-        layout.check(address, available)?;
+        layout.check(T::DTYPE, address, available)?;
         let ordinal = u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX);
         let ordered_on = Some(stream.cu_stream().addr());
         Ok(Self { address, layout, location: Location::Cuda(ordinal), ordered_on, claimed: false })
@@ -147,7 +151,7 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors
-    /// [`TensorError`]: an empty layout, a row stride that is too short or no multiple of 8, too
+    /// [`TensorError`]: an empty layout, a row stride that is too short or no multiple of 16 bytes, too
     /// little memory, or an address that is no multiple of 16.
     pub fn host(memory: &'a [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
         let view = View::host(memory.as_ptr(), memory.len(), layout.into())?;
@@ -168,7 +172,7 @@ impl<'a, T: Element> TensorRef<'a, T> {
         stream: &'a CudaStream,
     ) -> Result<Self, TensorError> {
         let (address, used) = memory.device_ptr(stream);
-        let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
+        let view = View::cuda::<T>(address, memory.len(), memory.stream(), stream, layout.into())?;
         Ok(Self { view, _used: Some(used), memory: PhantomData })
     }
 
@@ -206,7 +210,7 @@ impl<'a, T: Element> TensorMut<'a, T> {
     ) -> Result<Self, TensorError> {
         let (available, owner) = (memory.len(), std::sync::Arc::clone(memory.stream()));
         let (address, used) = memory.device_ptr_mut(stream);
-        let view = View::cuda(address, available, &owner, stream, layout.into())?;
+        let view = View::cuda::<T>(address, available, &owner, stream, layout.into())?;
         Ok(Self { view, _used: Some(used), memory: PhantomData })
     }
 

@@ -1,5 +1,6 @@
 //! Every malformed view is refused, with the value and the limit in the text.
 
+use super::layout::MAX_SPAN_BYTES;
 use super::*;
 use half::{bf16, f16};
 
@@ -65,9 +66,10 @@ fn views_without_rows_are_of_any_memory() {
 
 #[test]
 fn a_layout_spans_less_than_can_be_addressed() {
-    let check = |rows| Layout::dense(rows, 64).check(ALIGNMENT, usize::MAX);
-    assert_eq!(check(MAX_SPAN / 64 - 1), Ok(()));
-    let error = check(MAX_SPAN / 64).unwrap_err();
+    let limit = MAX_SPAN_BYTES / DType::Bf16.bytes();
+    let check = |rows| Layout::dense(rows, 64).check(DType::Bf16, ALIGNMENT, usize::MAX);
+    assert_eq!(check(limit / 64 - 1), Ok(()));
+    let error = check(limit / 64).unwrap_err();
     assert_eq!(
         error.to_string(),
         "8589934592 rows of stride 64 are not below the limit of 549755813888 elements"
@@ -131,7 +133,8 @@ proptest::proptest! {
         let part = &m[offset..offset + len];
         // A view without rows has no memory.
         let fits = cols > 0 && (rows == 0 || (rows - 1) * row_stride + cols <= len);
-        let aligned = (rows == 0 || offset.is_multiple_of(ROW_MULTIPLE)) && row_stride.is_multiple_of(ROW_MULTIPLE);
+        let vector = DType::Bf16.per_vector() as usize;
+        let aligned = (rows == 0 || offset.is_multiple_of(vector)) && row_stride.is_multiple_of(vector);
         let accepted = TensorRef::host(part, Layout::strided(rows, cols, row_stride)).is_ok();
         proptest::prop_assert_eq!(accepted, fits && aligned && row_stride >= cols);
     }

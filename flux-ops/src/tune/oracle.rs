@@ -14,7 +14,7 @@
 //! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
 use flux_core::plan::CommMode;
-use flux_core::{Partials, Problem, Rank};
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::Fill;
 use flux_kernels::harness::data::{self, Window, y_window};
@@ -85,20 +85,16 @@ impl Oracle {
                 at % columns
             ));
         }
-        let (world, unit) =
-            (f64::from(self.problem.world().get()), self.problem.dtype().unit_roundoff());
+        let (world, numerics) = (f64::from(self.problem.world().get()), self.problem.numerics());
+        let unit = numerics.output.unit_roundoff();
         // At its source and in its node; a library's collective may round each sum on its way.
-        // Partial sums in fp32 have no rounding but those of `accumulated`.
-        let roundings = match self.problem.partials() {
-            Partials::F32 => 0.0,
-            Partials::OpDType if comm == CommMode::Sequential => world,
-            Partials::OpDType => 2.0,
-        };
+        let roundings = if comm == CommMode::Sequential { world } else { 2.0 };
+        let sent = roundings * numerics.partial_roundoff();
         let accumulated = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
         let places = self.rows.iter().flat_map(|&row| self.cols.iter().map(move |&col| (row, col)));
         for ((row, col), expected) in places.zip(&self.expected) {
             let found = f64::from(y[row as usize * columns + col as usize].to_f32());
-            let before = roundings * unit * expected.partials + accumulated * expected.absolute;
+            let before = sent * expected.partials + accumulated * expected.absolute;
             let bound = before + unit * (expected.sum.abs() + before);
             if (found - expected.sum).abs() > bound {
                 return Err(format!(

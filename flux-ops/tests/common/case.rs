@@ -376,17 +376,14 @@ impl<'a> Sum<'a> {
             sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
         let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
-        let tiny = match problem.dtype() {
-            flux_core::DType::F16 => 2f64.powi(-25),
-            flux_core::DType::Bf16 => 2f64.powi(-134),
-        };
+        let output = problem.numerics().output;
         Self {
             problem,
             partials: parts.map(|part| dot((&a[part.clone()], &b[part]))).collect(),
             added,
             accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,
-            tiny,
-            unit_roundoff: problem.dtype().unit_roundoff(),
+            tiny: output.least_roundoff(),
+            unit_roundoff: output.unit_roundoff(),
         }
     }
 
@@ -400,7 +397,7 @@ impl<'a> Sum<'a> {
         let Self { problem, accumulation, tiny, unit_roundoff: u, .. } = *self;
         let gathers = problem.op() == OpKind::AllGatherGemm;
         let flattened = flattened && problem.world().peers() > 0;
-        let sent_exactly = problem.partials() == Partials::F32;
+        let sent_exactly = problem.numerics().partials == Partials::F32;
         let round =
             |v: f64| if sent_exactly { v } else { f64::from(T::from_f32(v as f32).to_f32()) };
         // By node: the sum of its ranks' partial sums as it travels, and how far it may be off.

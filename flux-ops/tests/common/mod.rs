@@ -179,7 +179,7 @@ impl<T: Element> AnyOp<T> {
         let options = OpOptions {
             activation: case.activation,
             gates: case.gates,
-            partials: p.partials(),
+            partials: p.numerics().partials,
             ..options
         };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm)

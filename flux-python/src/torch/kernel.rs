@@ -121,7 +121,7 @@ impl Arguments {
             activation: if gathers { next() } else { 0 },
             m: if gathers { next().cast_signed() } else { -1 },
             split: next().cast_signed(),
-            partials: if !gathers && next() != 0 { Partials::F32 } else { Partials::OpDType },
+            partials: if !gathers && next() != 0 { Partials::F32 } else { Partials::Output },
             comm: next(),
             out: form.out.then(|| tensor(next())),
             out_second: (form.pair && form.out).then(|| tensor(next())),
@@ -279,7 +279,7 @@ unsafe fn run_several<const N: usize>(shim: &'static Shim, stack: &[u64]) -> Res
         weights: &(0..N).map(of_weight).collect::<Result<Vec<_>, Error>>()?,
         residual: None,
         norm: None,
-        partials: Partials::OpDType,
+        partials: Partials::Output,
         gathered: optional("x_full", &arguments.x_full)?,
         stream: place.stream(&x)?,
     };

@@ -196,8 +196,8 @@ impl Gpu {
         rows: u32,
         [y, residual, gain, out]: [&DeviceBlock; 4],
     ) -> anyhow::Result<()> {
-        let (cols, row_bytes) =
-            (problem.n(), u64::from(problem.n()) * problem.dtype().bytes() as u64);
+        let (cols, dtype) = (problem.n(), problem.numerics().output);
+        let row_bytes = u64::from(cols) * dtype.bytes() as u64;
         anyhow::ensure!(
             [y, residual, out]
                 .iter()
@@ -216,7 +216,7 @@ impl Gpu {
         };
         self.device.bind()?;
         // SAFETY: the blocks hold the rows, as checked, and are used on this one stream.
-        Ok(unsafe { self.harness.add_rms_norm(&args, residual.address(), problem.dtype()) }?)
+        Ok(unsafe { self.harness.add_rms_norm(&args, residual.address(), dtype) }?)
     }
 
     pub fn spin(&self, time: Duration) -> anyhow::Result<()> {

@@ -61,7 +61,7 @@ impl<'a> KernelContenders<'a> {
         let gemm = Gemm::new(
             device,
             (problem.m(), problem.n_local(FIRST), problem.k_local(FIRST)),
-            problem.dtype(),
+            problem.numerics().operand,
         )?;
         let sets = (0..SETS)
             .map(|_| OperandBlocks::new(gpu, &case.alone))
@@ -253,7 +253,7 @@ impl<'a> KernelContenders<'a> {
         (x, w): (Window, Window),
         operands: &Operands,
     ) -> anyhow::Result<()> {
-        let dtype = operands.problem.dtype();
+        let dtype = operands.problem.numerics().operand;
         self.gpu.fill(&set.x, x, operands.seed_x, operands.fill, dtype)?;
         self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
     }
@@ -269,7 +269,7 @@ impl<'a> KernelContenders<'a> {
                 half,
                 mock_peers::gathered(program),
                 (operands.seed_x, operands.fill),
-                problem.dtype(),
+                problem.numerics().operand,
             );
         }
         for peer in 0..self.peers.len() {

@@ -9,8 +9,9 @@ use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, p
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
-use flux_core::{Problem, Rank};
+use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
+use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::internal::launch_of;
 
@@ -28,13 +29,12 @@ pub(super) struct OperandBlocks {
 impl OperandBlocks {
     /// Of one rank of a problem that has the whole local `x` and `y`.
     pub(super) fn new(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Self> {
-        let part = |shape: Shape| {
-            gpu.alloc(shape.rows as usize * shape.cols as usize * alone.dtype().bytes())
-        };
+        let Numerics { operand, output, .. } = alone.numerics();
+        let part = |shape: Shape, dtype: DType| gpu.alloc(shape.elements() * dtype.bytes());
         Ok(Self {
-            x: part(alone.x_shape(Rank::new(0)))?,
-            w: part(alone.w_shape(Rank::new(0)))?,
-            y: part(alone.y_shape(Rank::new(0)))?,
+            x: part(alone.x_shape(Rank::new(0)), operand)?,
+            w: part(alone.w_shape(Rank::new(0)), operand)?,
+            y: part(alone.y_shape(Rank::new(0)), output)?,
         })
     }
 }
@@ -136,8 +136,9 @@ impl Replay {
     ) -> anyhow::Result<()> {
         let program = self.program.program();
         let problem = &program.problem;
-        let matrix = |block: &DeviceBlock, shape: Shape| {
-            let row_bytes = u64::from(shape.cols) * problem.dtype().bytes() as u64;
+        let Numerics { operand, output, .. } = problem.numerics();
+        let matrix = |block: &DeviceBlock, shape: Shape, dtype: DType| {
+            let row_bytes = u64::from(shape.cols) * dtype.bytes() as u64;
             ensure!(
                 block.bytes() as u64 >= u64::from(shape.rows) * row_bytes,
                 "{} bytes do not hold {shape:?}",
@@ -147,10 +148,11 @@ impl Replay {
         };
         let args = LaunchArgs {
             gates: None,
-            x: matrix(&set.x, problem.x_shape(program.rank))?,
-            w: matrix(&set.w, problem.w_shape(program.rank))?,
+            activation: Activation::None,
+            x: matrix(&set.x, problem.x_shape(program.rank), operand)?,
+            w: matrix(&set.w, problem.w_shape(program.rank), operand)?,
             more: &[],
-            y: matrix(&set.y, problem.y_shape(program.rank))?,
+            y: matrix(&set.y, problem.y_shape(program.rank), output)?,
             bias: 0,
             residual: None,
             data: &self.data,

@@ -22,7 +22,7 @@ pub(super) fn sm80_gemm(
     {
         return Ok(None);
     }
-    let mut gemm = Gemm::new(device, (alone.m(), alone.n(), alone.k()), alone.dtype())?;
+    let mut gemm = Gemm::new(device, (alone.m(), alone.n(), alone.k()), alone.numerics().operand)?;
     gemm.take_all()?;
     let mut kept = Vec::with_capacity(gemm.candidates());
     for candidate in 0..gemm.candidates() {

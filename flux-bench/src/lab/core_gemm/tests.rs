@@ -368,15 +368,19 @@ fn report() -> CoreReport {
 fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
     for (words, dtype) in [("--ms 1024", DType::Bf16), ("--ms 1024 --dtype fp16", DType::F16)] {
         for case in planned(&args(words)).unwrap() {
-            assert_eq!((case.problem.dtype(), case.alone.dtype()), (dtype, dtype), "{words}");
+            assert_eq!(
+                (case.problem.numerics(), case.alone.numerics()),
+                (dtype.into(), dtype.into()),
+                "{words}"
+            );
             for program in
                 [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()]
             {
                 assert_eq!(
                     Variant::of(&program, KernelTarget::of_generation(Generation::Hopper))
                         .unwrap()
-                        .dtype(),
-                    dtype,
+                        .numerics(),
+                    dtype.into(),
                     "{words}"
                 );
             }

@@ -20,9 +20,8 @@ use crate::machine;
 use crate::report as bench_report;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, bail};
-use flux_core::DType;
+use flux_kernels::with_element;
 use flux_transport::Select;
-use half::{bf16, f16};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -77,10 +76,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
         atomic_file::check(path)?;
-        let first_call = match args.layers.dtype {
-            DType::Bf16 => timing::first_call::<bf16>,
-            DType::F16 => timing::first_call::<f16>,
-        };
+        let first_call = with_element!(args.layers.dtype, T, timing::first_call::<T>);
         write_row(&first_call(&case.name, &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
@@ -117,7 +113,7 @@ fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Re
         "--shapes",
         &case.name,
         "--dtype",
-        case.problem.dtype().name(),
+        case.problem.numerics().operand.name(),
     ]);
     command
         .args([

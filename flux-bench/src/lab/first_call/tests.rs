@@ -2,6 +2,7 @@ use super::*;
 use crate::harness::Times;
 use crate::report::Head;
 use flux_core::{DType, OpKind, Problem};
+use half::bf16;
 
 fn row(first_call_ms: f64) -> FirstCallRow {
     let warm = Times { p10: 0.9, median: 1.0, p90: 1.1 };

@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(
             names,
             [
-                ["doctor", "gpu_bad", "gpu_good"].as_slice(),
+                ["doctor", "compile", "gpu_bad", "gpu_good"].as_slice(),
                 &examples,
                 &soaks,
                 &shared,

@@ -37,6 +37,7 @@ pub(super) fn steps(
 ) -> anyhow::Result<Vec<(String, Command)>> {
     let mut list = StepList { args, out, gpus, steps: Vec::new() };
     list.run("doctor", |doctor| doctor.arg("doctor"));
+    list.run("compile", |compile| compile.args(["lab", "compile"]));
     list.tests()?;
     list.soaks();
     // A world of 8 on fewer GPUs.

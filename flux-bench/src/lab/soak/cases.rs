@@ -47,7 +47,7 @@ pub(crate) fn matrix(
             });
             Ok::<_, ProblemError>(())
         };
-    let plain = (EpilogueSpec::default(), Partials::OpDType);
+    let plain = (EpilogueSpec::default(), Partials::Output);
     for &op in ops {
         // Which of n and k is split over the ranks.
         let extents = |split: usize, whole: usize| {
@@ -84,7 +84,7 @@ pub(crate) fn matrix(
                     rows * ranks,
                     extents(split, whole),
                     dtype,
-                    (epilogue, Partials::OpDType),
+                    (epilogue, Partials::Output),
                 )?;
             }
         }

@@ -28,9 +28,8 @@ use crate::out;
 use crate::plan::Overrides;
 use crate::shapes;
 use anyhow::ensure;
-use flux_core::DType;
+use flux_kernels::with_element;
 use flux_transport::{Communicator, Options, Select, World, WorldError};
-use half::{bf16, f16};
 use phases::{SoakResult, SoakRun};
 use std::time::Instant;
 
@@ -170,10 +169,11 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
             seed: args.seed.unwrap_or(1),
             defect: args.defect,
         };
-        let soaked = match case.problem.dtype() {
-            DType::Bf16 => phases::soak::<bf16>(&ctx, &case.problem, &run)?,
-            DType::F16 => phases::soak::<f16>(&ctx, &case.problem, &run)?,
-        };
+        let soaked = with_element!(
+            case.problem.numerics().operand,
+            T,
+            phases::soak::<T>(&ctx, &case.problem, &run)
+        )?;
         let all = exchange(comm, soaked)?;
         passed &= all.passed();
         if first {

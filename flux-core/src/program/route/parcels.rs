@@ -38,7 +38,7 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
 
 /// The shard: every piece once, with all its readers.
 fn shard(program: &TileProgram) -> Vec<Parcel> {
-    let element = program.problem.dtype().bytes() as u64;
+    let element = program.problem.numerics().operand.bytes() as u64;
     let row_bytes = u64::from(program.problem.k()) * element;
     let mut numbers = BTreeMap::new();
     let mut parcels: Vec<Parcel> = Vec::new();

@@ -151,7 +151,7 @@ pub fn f32_partials_refuse_a_sum_by_the_library(machine: Machine) {
 
 pub fn ranks_with_other_partials_do_not_build(machine: Machine) {
     machine.run(2, defaults, |node| {
-        let partials = if node.rank.get() == 0 { Partials::F32 } else { Partials::OpDType };
+        let partials = if node.rank.get() == 0 { Partials::F32 } else { Partials::Output };
         let options = OpOptions { partials, ..OpOptions::default() };
         let error =
             AnyOp::<bf16>::build(OpKind::GemmReduceScatter, [16, 64, 64], options, &node.comm)

@@ -26,7 +26,7 @@ pub enum Step {
     Memory,
     /// The first step of building an op.
     Build,
-    /// The second: whether each rank can.
+    /// The second: whether each rank can, again as long as one compiles.
     Ready,
 }
 

@@ -9,7 +9,7 @@ use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::tile::Generation;
 use flux_core::{
-    DType, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
+    DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
 };
 use std::fmt;
 
@@ -81,19 +81,20 @@ impl RandomCase {
             Processor::Gpu { .. } => (2048, 512),
         };
         let op = draw.of(legal.ops());
-        let dtype = draw.of(&[DType::Bf16, DType::F16]);
+        let numerics = Numerics::from(draw.of(&DType::ALL));
+        let group = numerics.row_multiple() as usize;
         let ranks = world.index();
         // Equal shards in half of the cases, else some with a row less, or none.
         let less = if draw.below(2) > 0 { draw.below(world.get()) as usize } else { 0 };
         let m = draw.extent(most_rows, 128) as usize * ranks - less;
-        // Equal parts of what is split in half of the cases, else 8 more on the first ranks.
+        // Equal parts of what is split in half of the cases, else a group more on the first ranks.
         let more = if draw.below(2) > 0 { draw.below(world.get()) as usize } else { 0 };
         let (split, whole) = (
-            8 * (draw.extent(most, 16) as usize * ranks + more),
-            8 * draw.extent(most, 16) as usize,
+            group * (draw.extent(most, 16) as usize * ranks + more),
+            group * draw.extent(most, 16) as usize,
         );
         let (n, k) = if op.gathers() { (split, whole) } else { (whole, split) };
-        let problem = Problem::new(op, m, n, k, dtype, world)?;
+        let problem = Problem::new(op, m, n, k, numerics, world)?;
         // In one of four cases the op chooses.
         let plan = (draw.below(4) > 0).then(|| plan(&mut draw, &problem, processor, legal));
         let calls = 4 + u64::from(draw.below(13));
@@ -107,7 +108,7 @@ impl RandomCase {
         // A library's sum has no fp32 partial sums.
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
         let partials =
-            if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
+            if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::Output };
         let problem = epilogue.problem(problem)?.with_partials(partials);
         // Several weights in one of three cases that can have them.
         let one = op.reduces() || epilogue.gates.is_some() || draw.below(3) > 0;
@@ -140,12 +141,13 @@ impl RandomCase {
 
 /// The output columns of up to four weights, `n` in all; of one where there is no room for more.
 fn columns(draw: &mut Draw, problem: &Problem) -> Vec<u32> {
-    // Each has 8 columns on each rank.
-    let least = 8 * problem.world().get();
+    // Each has a group on each rank.
+    let group = problem.numerics().row_multiple();
+    let least = group * problem.world().get();
     let (mut columns, mut left) = (Vec::new(), problem.n());
     for _ in 0..=draw.below(MAX_WEIGHTS as u32 - 1) {
         if left >= 2 * least {
-            let own = least + 8 * draw.below((left - 2 * least) / 8 + 1);
+            let own = least + group * draw.below((left - 2 * least) / group + 1);
             columns.push(own);
             left -= own;
         }
@@ -157,15 +159,17 @@ fn columns(draw: &mut Draw, problem: &Problem) -> Vec<u32> {
 /// A plan that the transport can execute.
 fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) -> Plan {
     let scatters = problem.op().reduces();
-    let world = problem.world();
+    let (world, numerics) = (problem.world(), problem.numerics());
     let tile = match processor {
         Processor::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
-        Processor::Gpu { generation, .. } => draw.of(&generation.tiles().collect::<Vec<_>>()),
+        Processor::Gpu { generation, .. } => {
+            draw.of(&generation.tiles(numerics).collect::<Vec<_>>())
+        }
     };
     // On the host every tile can do both.
     let (can_flatten, can_send) = match processor {
         Processor::Gpu { generation, .. } if scatters => {
-            (generation.scatters(tile), generation.sends_partials(tile))
+            (generation.scatters(tile, numerics), generation.sends_partials(tile, numerics))
         }
         _ => (true, true),
     };

@@ -14,9 +14,8 @@ use crate::machine;
 use crate::out;
 use anyhow::Context;
 use draw::{Legal, Processor, RandomCase};
-use flux_core::DType;
+use flux_kernels::with_element;
 use flux_transport::{Capabilities, Mover, PeerStores};
-use half::{bf16, f16};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -69,10 +68,11 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
             seed: case.seed,
             defect: args.defect,
         };
-        let soaked = match case.problem.dtype() {
-            DType::Bf16 => phases::soak::<bf16>(ctx, &case.problem, &run),
-            DType::F16 => phases::soak::<f16>(ctx, &case.problem, &run),
-        };
+        let soaked = with_element!(
+            case.problem.numerics().operand,
+            T,
+            phases::soak::<T>(ctx, &case.problem, &run)
+        );
         let all = exchange(comm, soaked.with_context(failed)?).with_context(failed)?;
         if !all.passed() {
             if first {

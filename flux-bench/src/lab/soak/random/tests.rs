@@ -1,5 +1,6 @@
 use super::*;
 use crate::harness::EpilogueSpec;
+use flux_core::DType;
 use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
 use flux_core::problem::MAX_WEIGHTS;
@@ -156,11 +157,14 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     }
     assert!(has(|c| c.batch_invariant) && has(|c| c.plan.is_none() && !c.batch_invariant));
     for op in OpKind::ALL {
-        for dtype in [DType::Bf16, DType::F16] {
-            assert!(of_gpu().any(|c| c.problem.op() == op && c.problem.dtype() == dtype));
+        for dtype in DType::ALL {
+            assert!(
+                of_gpu().any(|c| c.problem.op() == op && c.problem.numerics().operand == dtype)
+            );
         }
         assert_eq!(
-            of_gpu().any(|c| c.problem.op() == op && c.problem.partials() == Partials::F32),
+            of_gpu()
+                .any(|c| c.problem.op() == op && c.problem.numerics().partials == Partials::F32),
             op.reduces()
         );
     }

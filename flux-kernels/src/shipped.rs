@@ -1,0 +1,136 @@
+//! The variants that most ops take, which are compiled ahead of time also for hosts with a compiler.
+//!
+//! Invariant: each has both element types and both layouts of weights. They are the kernels that
+//! most rows of the shipped plan table and most of the cost model's first plans for common layers
+//! take.
+
+use crate::device::KernelTarget;
+use crate::variant::Variant;
+use crate::weights::WeightLayout;
+use flux_core::machine::Machine;
+use flux_core::plan::{CommMode, Links, Plan, PlanTable, Target};
+use flux_core::program::Channels;
+use flux_core::tile::Generation;
+use flux_core::{DType, OpKind, Problem, WorldSize};
+use std::cmp::Reverse;
+
+/// Common layers, by hidden extent, inner extent of the MLP and columns of the projection of
+/// queries, keys and values: GPT-3 175B, Llama-3 70B and 8B, Qwen3-32B. Sources are in
+/// `flux-bench/src/shapes/models.rs`.
+const MODELS: [[usize; 3]; 4] =
+    [[12288, 49152, 36864], [8192, 28672, 10240], [4096, 14336, 6144], [5120, 25600, 10240]];
+/// Rows of a call: decoding, and prefills.
+const ROWS: [usize; 7] = [16, 64, 256, 1024, 2048, 4096, 8192];
+const WORLDS: [u32; 3] = [2, 4, 8];
+/// As NCCL takes them on a host with fast links.
+const CHANNELS: Channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, ..Channels::FREE };
+const OPS: [OpKind; 3] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter, OpKind::GemmAllReduce];
+
+/// Most kernels of one element type and layout: four times as many variants, and beside them the
+/// other sources, are 200 images at most.
+const MOST: usize = 49;
+
+/// The variants for a target, each once.
+pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
+    let mut kernels = counted(target);
+    kernels.sort_by_key(|&(_, count)| Reverse(count));
+    kernels.truncate(MOST);
+    kernels
+        .into_iter()
+        .flat_map(|(kernel, _)| DType::ALL.map(|dtype| kernel.with_dtype(dtype)))
+        .flat_map(|kernel| WeightLayout::ALL.map(|weights| kernel.with_weights(weights)))
+        .collect()
+}
+
+/// The kernels of all plans, with the number of plans that take each.
+fn counted(target: KernelTarget) -> Vec<(Variant, usize)> {
+    let mut counts: Vec<(Variant, usize)> = Vec::new();
+    let plans = measured(target.generation).into_iter().chain(modelled(target.generation));
+    for kernel in plans.filter_map(|(problem, plan)| kernel(&problem, &plan, target)) {
+        match counts.iter_mut().find(|(known, _)| *known == kernel) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((kernel, 1)),
+        }
+    }
+    counts
+}
+
+/// The kernel of a plan, where there is one.
+fn kernel(problem: &Problem, plan: &Plan, target: KernelTarget) -> Option<Variant> {
+    if plan.comm == CommMode::Sequential {
+        // Its GEMM is that of one rank, with rows per shard.
+        let (op, numerics) = (problem.op(), problem.numerics());
+        let least = numerics.row_multiple() as usize;
+        let gemm = Problem::new(op, 1, least, least, numerics, WorldSize::ONE).ok()?;
+        return Variant::for_tile(&gemm, plan.tile, false, target).ok();
+    }
+    Variant::for_tile(problem, plan.tile, plan.is_flattened(), target).ok()
+}
+
+/// The shipped rows of a generation.
+fn measured(generation: Generation) -> Vec<(Problem, Plan)> {
+    let table = PlanTable::shipped();
+    let rows = table.rows().iter().filter(|row| row.key.generation == generation);
+    rows.filter_map(|row| {
+        let (n, k) = (row.key.n as usize, row.key.k as usize);
+        let (m, numerics) = (row.m as usize, row.key.numerics);
+        Some((Problem::new(row.key.op, m, n, k, numerics, row.key.world).ok()?, row.plan))
+    })
+    .collect()
+}
+
+/// The model's first plans for common layers on a generation's machine, over each kind of link.
+fn modelled(generation: Generation) -> Vec<(Problem, Plan)> {
+    let machine = match generation {
+        Generation::Hopper => Machine::H200,
+        Generation::Portable => Machine::A100_SXM,
+    };
+    let mut plans = Vec::new();
+    for world in WORLDS.into_iter().filter_map(WorldSize::new) {
+        let links = [
+            (machine, Links::PeerMemory),
+            (machine.staged(world.get()), Links::HostStaged),
+            (machine, Links::Messages(CHANNELS)),
+        ];
+        for (op, &[hidden, ffn, qkv]) in
+            OPS.iter().flat_map(|op| MODELS.iter().map(move |m| (op, m)))
+        {
+            let layers = if op.gathers() {
+                [(ffn, hidden), (qkv, hidden)]
+            } else {
+                [(hidden, ffn), (hidden, hidden)]
+            };
+            for ((n, k), m) in layers.into_iter().flat_map(|layer| ROWS.map(move |m| (layer, m))) {
+                let Ok(problem) = Problem::new(*op, m, n, k, DType::Bf16, world) else { continue };
+                plans.extend(links.into_iter().filter_map(|(machine, links)| {
+                    let target =
+                        Target { machine, links, ..Target::peer_memory(machine, &problem) };
+                    Some((problem, *Plan::ranked(&problem, &target).first()?))
+                }));
+            }
+        }
+    }
+    plans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nvrtc::Arch;
+
+    #[test]
+    fn two_hundred_images_serve_nearly_all_plans() {
+        let target = KernelTarget::of_arch(Arch::Sm90a);
+        let (shipped, every) = (variants(target), Variant::all(target));
+        assert!(shipped.len() <= 196, "{}", shipped.len());
+        assert!(shipped.iter().all(|variant| every.contains(variant)));
+        let counts = counted(target);
+        let all: usize = counts.iter().map(|(_, count)| count).sum();
+        let served: usize = counts
+            .iter()
+            .filter(|(kernel, _)| shipped.contains(kernel))
+            .map(|(_, count)| count)
+            .sum();
+        assert!(all > 2000 && served * 100 > all * 97, "{served} of {all}");
+    }
+}
