@@ -50,6 +50,8 @@ struct Config {
     static_assert(kBlocks * kAccumulators <= 128, "accumulators");
     // Words of a residual that a thread loads at once, as registers allow.
     static constexpr u32 kResidualLoads = kBlocks * kAccumulators > 64 ? 4 : 16;
+    // Whether consumers stamp items. Large tiles that send fp32 have no registers for that.
+    static constexpr bool kStampsItems = !PartialsF32 || kBlocks * kAccumulators <= 64;
     // The accumulators lie as a Hopper tile's whose columns are split: see `epilogue.cuh`.
     static constexpr bool kSwapAB = false;
     static constexpr bool kSplitColumns = true;
