@@ -109,7 +109,7 @@ impl Writer<'_> {
             return;
         }
         let us = |ns: u64| ns as f64 / 1e3;
-        let (ts, dur) = (us(from.saturating_sub(self.start)), us(to - from));
+        let (ts, dur) = (us(from.saturating_sub(self.start)), us(to.saturating_sub(from)));
         let pid = self.timeline.rank.get();
         self.events.push(json!({ "name": name, "ph": "X", "pid": pid, "tid": thread, "ts": ts, "dur": dur, "args": args }));
     }

@@ -59,6 +59,7 @@ __device__ __forceinline__ void replace_each(float (&acc)[C::kBlocks][C::kAccumu
 // exponent, so that the unrolled code has it once.
 template <class C>
 __device__ __forceinline__ void activate(const Params& p, float (&acc)[C::kBlocks][C::kAccumulators]) {
+    static_assert(kCountOf<Activation> == 4, "an activation without a formula");
     const Activation activation = static_cast<Activation>(p.activation);
     if (activation == Activation::kNone) return;
     if (activation == Activation::kRelu) {

@@ -83,6 +83,11 @@ __device__ __forceinline__ u32 atomic_inc_wrap_relaxed(u32* p, u32 last) {
     return old;
 }
 
+// red.relaxed.gpu.max.u64
+__device__ __forceinline__ void reduce_max_relaxed(u64* p, u64 value) {
+    asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
 // atom.relaxed.gpu.cas; returns the value before
 __device__ __forceinline__ u32 atomic_cas(u32* p, u32 expected, u32 desired) {
     u32 old;

@@ -246,7 +246,7 @@ private:
     // One thread stamps for all. The stamp's address is not kept through the mainloop.
     template <class Index>
     __device__ __forceinline__ void mark(Index index, u64 ItemStamps::* phase) const {
-        if (traces(p) && threadIdx.x == 0) stamp(p, ptx::copied_here(index()), phase);
+        if (C::kStampsItems && traces(p) && threadIdx.x == 0) stamp(p, ptx::copied_here(index()), phase);
     }
 };
 

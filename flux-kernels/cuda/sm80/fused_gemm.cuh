@@ -41,6 +41,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
 
     if (warp < C::kConsumerWarps) {
         Consumer<C>{p, smem}.run(walk);
+        // Here, not behind all roles: what follows their end takes registers of accumulators.
+        if (traces(p) && threadIdx.x % 32 == 0) ptx::reduce_max_relaxed(&p.worker_stamps[blockIdx.x].left, ptx::global_timer_ns());
     } else if (warp < C::kSignallerWarp) {
         Producer<C>{p, smem, epoch}.run(walk);
         // The signals that one producer has seen, the other need not wait for, and the signaller of
@@ -60,10 +62,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         if constexpr (C::kSendsPartials) {
             if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.beside_gemm();
         }
-    }
-    if (traces(p)) {
-        __syncthreads();
-        stamp_cta(p, &WorkerStamps::left);
     }
 }
 

@@ -6,7 +6,8 @@ use bytemuck::{Pod, Zeroable};
 
 mirrored! {
     /// Ends of one item's phases, in nanoseconds. The phases of one role follow one another, those
-    /// of two roles overlap.
+    /// of two roles overlap. Consumers of the portable kernel leave zeros for its largest tiles, of
+    /// 256x128 and 128x256, where partial sums leave in fp32.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
     pub struct ItemStamps {
         /// Producer: it began the item, before any wait.
@@ -37,7 +38,7 @@ mirrored! {
     pub struct WorkerStamps {
         /// It began.
         pub entered: u64,
-        /// All of its roles had ended.
+        /// All of its roles had ended; of the portable kernel, its consumers.
         pub left: u64,
         /// The multiprocessor that it ran on.
         pub multiprocessor: u32,

@@ -362,6 +362,36 @@ mod tests {
         assert!(!variant.with_weights(WeightLayout::Kn).fits(&program));
     }
 
+    /// So a host without a compiler runs every op.
+    #[test]
+    fn all_has_the_kernel_of_every_op() {
+        let world = WorldSize::new(2).unwrap();
+        for target in [Arch::Sm90a, Arch::Sm80, Arch::Compute80].map(KernelTarget::of_arch) {
+            let all = Variant::all(target);
+            let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter, OpKind::GemmAllReduce];
+            for (op, dtype) in
+                ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)))
+            {
+                let problem = Problem::new(op, 512, 2048, 4096, dtype, world).unwrap();
+                for (tile, flattened) in
+                    target.generation.tiles().flat_map(|tile| [(tile, false), (tile, true)])
+                {
+                    for partials in [Partials::OpDType, Partials::F32] {
+                        let problem = problem.with_partials(partials);
+                        let fitting = Variant::for_tile(&problem, tile, flattened, target);
+                        let Ok(kernel) = fitting else { continue };
+                        for weights in WeightLayout::ALL {
+                            let kernel = kernel.with_weights(weights);
+                            assert!(all.contains(&kernel), "{kernel} {}", target.arch.name());
+                        }
+                        let gated = kernel.with_gates(true);
+                        assert!(!op.gathers() || all.contains(&gated), "{gated}");
+                    }
+                }
+            }
+        }
+    }
+
     /// As a launch finds them: a program of each tile, with flattened rows and with rows per shard.
     #[test]
     fn the_tile_table_says_what_there_are_kernels_for() {

@@ -4,10 +4,10 @@
 
 use super::Variant;
 use super::constants::constants;
-use flux_core::TileShape;
 use flux_core::layout::split_k_slot_bytes;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::tile::{BARRIER_BYTES, CONSUMERS, PORTABLE_WARPS, portable_barriers};
+use flux_core::{Partials, TileShape};
 
 /// Rows of mma's operand A.
 const BLOCK: u32 = 16;
@@ -44,6 +44,8 @@ constants! {
         out_cols: u32,
         /// Words of a residual that a thread loads at once, as registers allow.
         residual_loads: u32,
+        /// Whether consumers stamp items. Large tiles that send fp32 have no registers for that.
+        stamps_items: bool,
         /// The accumulators lie as a Hopper tile's whose columns are split: see `epilogue.cuh`.
         swap_ab: bool,
         split_columns: bool,
@@ -95,6 +97,7 @@ impl Variant {
             accumulators,
             out_cols: cols / self.columns_per_output(),
             residual_loads: if blocks * accumulators > 64 { 4 } else { 16 },
+            stamps_items: numerics.partials == Partials::Output || blocks * accumulators <= 64,
             swap_ab: false,
             split_columns: true,
             bytes_a: m * tile.k * numerics.operand.bytes() as u32,
