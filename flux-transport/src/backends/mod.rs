@@ -27,7 +27,8 @@ pub use error::TransportError;
 pub use fault::{Fault, Wait, reason};
 pub use held::HeldBytes;
 pub use jobs::{
-    CollectiveKind, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,
+    CollectiveKind, Job, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,
+    Started,
 };
 pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
 pub(crate) use nodes::{asked, grouped};

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a thread with its turn is refused another. Every wait for a turn is bounded.
 
-use crate::TransportError;
+use crate::backends::TransportError;
 use crate::sync::locked;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

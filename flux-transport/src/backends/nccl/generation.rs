@@ -1,16 +1,16 @@
 //! The generation of memory in use, where messages carry what executors store for other nodes, and
 //! what calls remember of it.
 //!
-//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's
+//! Invariant: the watchdog knows a generation's flags before anything waits for one. Before a call's
 //! kernel raises any, no flag is so old that it would be taken for one of a call to come.
 
 use super::outbox::{Outbox, Storing};
 use super::views::Views;
-use super::watched::Watched;
+use super::watch::CallWatch;
 use crate::backends::calls::{Calls, Refreshed};
-use crate::backends::view::nanoseconds;
-use crate::cuda::CudaError;
-use crate::{MessageRounds, Source, TransportError, WorkspaceView};
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{MessageRounds, Source};
+use crate::backends::view::{WorkspaceView, nanoseconds};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,11 +34,11 @@ pub(crate) struct Generation<W> {
 }
 
 impl<W: Outgoing> Generation<W> {
-    /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
-    pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
-        watched.await_flags(workspace.outbox(), epoch);
+    /// Takes `workspace` for calls from `epoch` on, whose waits `watch` ends.
+    pub(crate) fn new(workspace: W, watch: &CallWatch, epoch: Epoch, deadline: Duration) -> Self {
+        watch.await_flags(workspace.outbox());
         let plain =
-            workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
+            workspace.view(Storing::default(), 0, watch.fault.address(), nanoseconds(deadline));
         Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
     }
 
@@ -47,22 +47,17 @@ impl<W: Outgoing> Generation<W> {
         Arc::clone(&self.views.plain)
     }
 
-    /// Opens the call in progress on `caller`, of the op with number `op`: orders its side streams
-    /// by `fork`, gives it flags to wait for, and notes its op-sequence hash. The device's context
-    /// is current.
+    /// Opens the call in progress on `caller`, of the op with number `op`: brings its flags up to
+    /// date and notes it. The device's context is current.
     pub(crate) fn open(
         &mut self,
-        calls: &mut Calls,
+        calls: &Calls,
         (caller, op): (usize, u32),
-        watched: &Watched,
-        fork: impl FnOnce(usize) -> Result<(), CudaError>,
+        watch: &CallWatch,
     ) -> Result<(), TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
         self.refreshed.keep(epoch, |before| outbox.refresh(before, caller))?;
-        fork(caller)?;
-        calls.carried();
-        watched.await_flags(outbox, epoch);
-        outbox.hashes().say(epoch, op);
+        watch.begin(epoch, op);
         Ok(())
     }
 

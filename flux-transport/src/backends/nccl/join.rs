@@ -8,7 +8,7 @@ use super::link::Link;
 use super::members::Members;
 use super::messages;
 use super::proof::prove;
-use crate::ConnectError;
+use crate::backends::connect_error::ConnectError;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::{CudaDevice, SideStream};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) fn join(
         Ok(()) => Ok((link, stream)),
         Err(error) => {
             drop(link);
-            deferred::leave(device, stream);
+            deferred::defer(device, stream);
             Err(error)
         }
     }

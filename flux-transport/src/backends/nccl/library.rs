@@ -322,7 +322,7 @@ mod tests {
     fn a_library_that_is_not_nccl_is_named_with_the_missing_entry() {
         match open(vec!["libc.so.6".into()]) {
             Err(NcclUnavailable::Symbol { path, symbol }) => {
-                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "nccl_get_version"));
+                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "ncclGetVersion"));
             }
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("libc is not NCCL"),

@@ -7,7 +7,8 @@
 
 use super::library::NcclError;
 use super::messages::{Family, GivenUp, Group, Messages, Use, abort, leave};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::locked;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// One rank's end of the messages.
@@ -15,11 +16,6 @@ use std::time::Instant;
 pub(crate) struct Link {
     family: Mutex<Option<Family>>,
     messages: Mutex<Option<Messages>>,
-}
-
-/// What a lock holds: every critical section leaves it usable, or taken.
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {

@@ -12,10 +12,10 @@
 //!
 //! Invariant: nothing here waits for another rank without a deadline, but for the end of a group
 //! where the stream is full, which [`GivenUp::end`] ends. What NCCL does without one is done on a
-//! thread of its own, and [noted](GivingUp) until it is done.
+//! thread of its own, and [noted](Ending) until it is done.
 
 use super::comm::{ElementType, SUM, source, target};
-use super::deferred::GivingUp;
+use super::deferred::Ending;
 use super::library::{Config, Library, NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
@@ -124,7 +124,7 @@ pub(super) fn join(
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
-/// NCCL may go on with that, and what it may use is to be [left](super::deferred::leave) meanwhile.
+/// NCCL may go on with that, and what it may use is to be [deferred](super::deferred::defer) meanwhile.
 /// No call is under way.
 pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
@@ -140,7 +140,7 @@ pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Resul
         abort(family, || Some(messages));
         return Err(error);
     }
-    let note = GivingUp::begin(&family.0.device);
+    let note = Ending::begin(&family.0.device);
     let destroy = move || {
         for communicator in messages.into_all().chain([family.0]) {
             if let Err(error) = communicator.destroy() {
@@ -221,10 +221,10 @@ impl Family {
         Ok(Some(Communicator { library, device: device.clone(), raw }))
     }
 
-    /// Notes that it is given up: what is [left](super::deferred::leave) from now on stays until
+    /// Notes that it is given up: what is [deferred](super::deferred::defer) from now on stays until
     /// [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
-        let note = GivingUp::begin(&self.0.device);
+        let note = Ending::begin(&self.0.device);
         GivenUp { family: self, _note: note }
     }
 }
@@ -282,7 +282,7 @@ impl Messages {
 #[derive(Debug)]
 pub(super) struct GivenUp {
     family: Family,
-    _note: GivingUp,
+    _note: Ending,
 }
 
 impl GivenUp {

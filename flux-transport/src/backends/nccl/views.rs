@@ -4,7 +4,7 @@
 //! earlier ones make none.
 
 use super::outbox::Storing;
-use crate::WorkspaceView;
+use crate::backends::view::WorkspaceView;
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 

@@ -10,17 +10,19 @@ use super::fault::FaultBlock;
 use super::lane::Lane;
 use super::mover::{Addresses, by_copy_engine};
 use super::workspace::Workspace;
-use crate::backends::Transport;
-use crate::backends::calls::{Calls, Captures};
+use crate::backends::calls::{Calls, Captures, Transfers};
 use crate::backends::drain::Drain;
-use crate::backends::view::nanoseconds;
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{Job, RowTransfers, Started};
+use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
+use crate::backends::options::Options;
+use crate::backends::transport::Transport;
+use crate::backends::view::{WorkspaceView, nanoseconds};
 use crate::bootstrap::control::{Collective, together};
+use crate::bootstrap::world::World;
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use crate::device::{Device, Stream};
 use crate::sync::locked;
-use crate::{
-    Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
-};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -79,6 +81,42 @@ impl NvLink {
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, drain, device, place })
+    }
+
+    /// Has copy engines carry `rows` on the side stream, then set the control block's word.
+    ///
+    /// # Safety
+    /// As [`Transport::start`], of rows that were checked; no call was captured, so the host's
+    /// count is the device's epoch.
+    unsafe fn push(
+        &self,
+        State { lane, calls, current: at, .. }: &mut State,
+        caller: usize,
+        rows: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
+        if !rows.forwards.is_empty() {
+            let why = "all ranks reach each other, so nothing is passed on";
+            return Err(TransportError::MoverUnusable { why });
+        }
+        let _current = self.device.enter()?;
+        lane.fork(caller)?;
+        calls.note(Transfers::OnSideStreams);
+        let epoch = calls.epoch();
+        let addresses = Addresses {
+            data: at.data(),
+            pads: at.pads(),
+            word: at.control() + control::EPOCH,
+            size: at.size(),
+        };
+        // SAFETY: forked above; the rest is this function's promise.
+        unsafe {
+            by_copy_engine(&self.device, lane, rows, rows.transfers.iter(), addresses, epoch)
+        }?;
+        // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
+        // SM. SAFETY: the word is in the control block.
+        Ok(unsafe {
+            write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw())
+        }?)
     }
 
     /// Waits for this rank's calls, and replays of graphs.
@@ -152,7 +190,7 @@ impl Transport for NvLink {
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
-        locked(&self.state).calls.begin(stream, |_| Ok(()))
+        locked(&self.state).calls.begin(stream)
     }
 
     fn epoch(&self) -> Option<Epoch> {
@@ -164,57 +202,24 @@ impl Transport for NvLink {
         locked(&self.state).calls.capturing()
     }
 
-    fn copy_engine_usable(&self) -> bool {
-        let state = locked(&self.state);
-        self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
-    }
-
-    unsafe fn push(
-        &self,
-        stream: Stream<'_>,
-        push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
-        let caller = calls.uncarried(stream)?;
-        let why = if self.members.world() == 1 {
-            Some("a world of one rank has no peers to move to")
-        } else if calls.any_captured() {
-            Some(
-                "a call was captured on this communicator, so the host no longer knows which half \
-                 is next: the kernel must move",
-            )
-        } else if !push.forwards.is_empty() {
-            Some("all ranks reach each other, so nothing is passed on")
-        } else {
-            None
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
+        let state = &mut *locked(&self.state);
+        let caller = state.calls.unstarted(stream)?;
+        job.check(self.members.world(), *state.current.size())?;
+        let pushes = match job {
+            // After a capture the host no longer knows which half is next.
+            Job::Rows(rows) if !rows.transfers.is_empty() && !state.calls.any_captured() => {
+                // SAFETY: checked above; the caller promises the rows; nothing was captured.
+                unsafe { self.push(state, caller, rows) }?;
+                true
+            }
+            Job::Nothing | Job::Rows(_) => {
+                state.calls.note(Transfers::InOrder);
+                false
+            }
+            other => return Err(other.unusable()),
         };
-        if let Some(why) = why {
-            return Err(TransportError::MoverUnusable { why });
-        }
-        push.check(self.members.world(), *at.size())?;
-        if push.transfers.is_empty() {
-            return Ok(());
-        }
-        let _current = self.device.enter()?;
-        lane.fork(caller)?;
-        calls.carried();
-        let epoch = calls.epoch();
-        let addresses = Addresses {
-            data: at.data(),
-            pads: at.pads(),
-            word: at.control() + control::EPOCH,
-            size: at.size(),
-        };
-        // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so
-        // the host's count is the device's epoch.
-        unsafe {
-            by_copy_engine(&self.device, lane, push, push.transfers.iter(), addresses, epoch)
-        }?;
-        // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
-        // SM. SAFETY: the word is in the control block.
-        Ok(unsafe {
-            write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw())
-        }?)
+        Ok(Started { view: Arc::clone(&state.view), pushes })
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
