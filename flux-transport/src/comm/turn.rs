@@ -64,10 +64,12 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::Rebuild;
+    use crate::backends::{ConnectError, Options, Select, TransportError};
+    use crate::bootstrap::world::World;
+    use crate::comm::Communicator;
+    use crate::device::Stream;
     use crate::lateness::{AMPLE, scaled};
-    use crate::{
-        Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World,
-    };
     use flux_core::layout::WorkspaceSize;
     use std::sync::mpsc::channel;
     use std::time::Duration;

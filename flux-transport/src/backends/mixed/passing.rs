@@ -9,9 +9,10 @@
 //! (`nccl/watchdog.rs` has the order). A whole chunk of another call is found by the hosts.
 
 use super::workspace::Workspace;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Addresses, by_copy_engine};
 use crate::backends::error::TransportError;
 use crate::backends::jobs::RowTransfers;
-use crate::backends::nvlink::{Addresses, Lane, by_copy_engine};
 use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
 use flux_core::Rank;
 use flux_core::program::{Forward, Round};

@@ -7,8 +7,10 @@ use super::check::fault;
 use super::members::Members;
 use super::passing::Passing;
 use super::workspace::Workspace;
-use crate::backends::calls::{Calls, Captures, Transfers};
 use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Handshake, Request, build};
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, MessageRounds, Source, Started};
@@ -16,7 +18,6 @@ use crate::backends::kind::{Capabilities, TransportKind};
 use crate::backends::nccl::{
     CallWatch, Generation, Memory, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds, join,
 };
-use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::backends::options::{Options, Select};
 use crate::backends::transport::Transport;
 use crate::backends::view::WorkspaceView;
@@ -106,13 +107,13 @@ impl Mixed {
         };
         let (lanes, calls, setup, device) = together(steps, until, make())?;
         let (link, setup) = join(&device, setup, &members.rail, steps, until)?;
-        let wanted = Wanted { size: options.reserve, epoch, captured: false };
+        let request = Request { size: options.reserve, epoch, captured: false };
         let shared = build(
-            Meeting { steps, deadline: until },
+            Handshake { steps, deadline: until },
             &device,
             &lanes.node_peers,
             &members.node_peers,
-            wanted,
+            request,
         );
         let (shared, _) =
             shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
@@ -229,13 +230,13 @@ impl Transport for Mixed {
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
-        let wanted = Wanted { size, epoch, captured: false };
+        let request = Request { size, epoch, captured: false };
         let (shared, _) = build(
-            Meeting { steps, deadline: until },
+            Handshake { steps, deadline: until },
             &self.device,
             &lanes.node_peers,
             &self.members.node_peers,
-            wanted,
+            request,
         )?;
         let made = outbox(&self.device, setup, (self.rank, self.members.nodes), size, epoch);
         let outbox = together(steps, until, made.map_err(TransportError::from))?;

@@ -7,7 +7,7 @@
 use super::outbox::{Outbox, Storing};
 use super::views::Views;
 use super::watch::CallWatch;
-use crate::backends::calls::{Calls, Refreshed};
+use crate::backends::device::calls::{Calls, Refreshed};
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{MessageRounds, Source};
 use crate::backends::view::{WorkspaceView, nanoseconds};

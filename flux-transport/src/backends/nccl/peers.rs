@@ -5,7 +5,7 @@
 //! that made other calls differ from then on. Nothing of it travels with data: a rank that wants to
 //! read an output [asks](PeerCalls::settle) whether the peers' calls up to it are whole.
 
-use crate::backends::calls::{OpHash, OpHashes};
+use crate::backends::device::calls::{OpHash, OpHashes};
 use crate::bootstrap::control::ControlPlane;
 use crate::bootstrap::world::World;
 use crate::sync::locked;

@@ -4,8 +4,6 @@
 //! stream is full, as any launch does; the watchdog ends that, too. The host counts the epochs: no
 //! call is captured. The watchdog ends before the memory and the stream that it lets go of.
 
-use super::collective;
-use super::deferred;
 use super::generation::Generation;
 use super::join::join;
 use super::members::Members;
@@ -13,13 +11,14 @@ use super::rounds::{NO_GRAPHS, enqueue_rounds};
 use super::watch::CallWatch;
 use super::watchdog::Watchdog;
 use super::workspace::Workspace;
-use crate::backends::calls::{Calls, Captures, Transfers};
+use super::{collective, deferred};
 use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::lane::Lane;
 use crate::backends::error::{TransportError, same_epoch};
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, LibraryCollective, MessageRounds, Source, Started};
 use crate::backends::kind::{Capabilities, TransportKind};
-use crate::backends::nvlink::Lane;
 use crate::backends::options::Options;
 use crate::backends::transport::Transport;
 use crate::backends::view::WorkspaceView;

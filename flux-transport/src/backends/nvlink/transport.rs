@@ -4,14 +4,13 @@
 //! entry makes the device's context current and restores the thread's own. The fault block is never
 //! replaced.
 
-use super::collective::{Meeting, PeerDevices, Wanted, build};
-use super::error::NvLinkError;
-use super::fault::FaultBlock;
-use super::lane::Lane;
-use super::mover::{Addresses, by_copy_engine};
-use super::workspace::Workspace;
-use crate::backends::calls::{Calls, Captures, Transfers};
-use crate::backends::drain::Drain;
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::drain::Drain;
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{
+    Addresses, Handshake, PeerDevices, PeerMemoryError, Request, Workspace, build, by_copy_engine,
+};
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{Job, RowTransfers, Started};
 use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
@@ -58,23 +57,27 @@ impl NvLink {
         world: &World,
         options: &Options,
         members: PeerDevices,
-    ) -> Result<Self, NvLinkError> {
+    ) -> Result<Self, PeerMemoryError> {
         let mig = members.mig();
         Self::share(world, options, members).map_err(|error| mig.advised(error))
     }
 
-    fn share(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
-        let meeting = Meeting::of(world, options);
-        let device =
-            meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
+    fn share(
+        world: &World,
+        options: &Options,
+        members: PeerDevices,
+    ) -> Result<Self, PeerMemoryError> {
+        let handshake = Handshake::of(world, options);
+        let device = handshake
+            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))?;
         let epoch = options.first_epoch;
         let make = || {
             let calls = Calls::new(&device, epoch, Captures::Taken(false))?;
             Ok::<_, CudaError>((Lane::new(&device)?, calls, FaultBlock::new(&device)?))
         };
-        let (lane, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from))?;
-        let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let (workspace, _) = build(meeting, &device, &lane, &members, wanted)?;
+        let (lane, calls, fault) = handshake.succeed(make().map_err(PeerMemoryError::from))?;
+        let request = Request { size: options.reserve, epoch, captured: false };
+        let (workspace, _) = build(handshake, &device, &lane, &members, request)?;
         let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lane, calls, current: workspace, retired: Vec::new(), view };
@@ -166,12 +169,13 @@ impl Transport for NvLink {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { steps, deadline };
+        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
-        let wanted = Wanted { size, epoch, captured: state.calls.any_captured() };
-        let (grown, captured) = build(meeting, &self.device, &state.lane, &self.members, wanted)?;
+        let request = Request { size, epoch, captured: state.calls.any_captured() };
+        let (grown, captured) =
+            build(handshake, &self.device, &state.lane, &self.members, request)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
         let old = std::mem::replace(&mut state.current, grown);
         if captured {
@@ -182,7 +186,7 @@ impl Transport for NvLink {
         }
         state.calls.go_on_at(epoch);
         // Unmapping may wait for devices, so all ranks do it before any rank's next call.
-        Ok(meeting.succeed(Ok(()))?)
+        Ok(handshake.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

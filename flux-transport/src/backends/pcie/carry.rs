@@ -7,8 +7,8 @@
 
 use super::layout::POISONED;
 use super::workspace::Workspace;
+use crate::backends::device::lane::Lane;
 use crate::backends::jobs::StagedTransfer;
-use crate::backends::nvlink::Lane;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
 };

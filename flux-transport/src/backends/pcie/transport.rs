@@ -8,14 +8,16 @@ use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
-use crate::backends::calls::{Calls, Captures, Refreshed, Transfers};
 use crate::backends::connect_error::ConnectError;
-use crate::backends::drain::Drain;
+use crate::backends::device::calls::{Calls, Captures, Refreshed, Transfers};
+use crate::backends::device::drain::Drain;
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryError};
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, Started};
 use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
-use crate::backends::nvlink::{FaultBlock, Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::options::{Options, Select};
 use crate::backends::transport::Transport;
 use crate::backends::view::{WorkspaceView, nanoseconds};
@@ -67,10 +69,10 @@ impl Pcie {
         options: &Options,
         members: PeerDevices,
     ) -> Result<Self, ConnectError> {
-        let meeting = Meeting::of(world, options);
-        let unusable = |error: NvLinkError| error.of(Select::Pcie);
-        let device = meeting
-            .succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))
+        let handshake = Handshake::of(world, options);
+        let unusable = |error: PeerMemoryError| error.of(Select::Pcie);
+        let device = handshake
+            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))
             .map_err(unusable)?;
         let epoch = options.first_epoch;
         let make = || {
@@ -80,19 +82,20 @@ impl Pcie {
             Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
         };
         let (out, back, calls, fault) =
-            meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
-        let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
-        meeting
+            handshake.succeed(make().map_err(PeerMemoryError::from)).map_err(unusable)?;
+        let workspace =
+            Workspace::new(handshake, &device, &out, &members, (options.reserve, epoch))?;
+        handshake
             .succeed(
                 prove(&device, (&out, &back), &workspace, members.rank, epoch)
-                    .map_err(NvLinkError::from),
+                    .map_err(PeerMemoryError::from),
             )
             .map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
         let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
         let watch =
             Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
-        let watch = meeting.succeed(watch).map_err(unusable)?;
+        let watch = handshake.succeed(watch).map_err(unusable)?;
         let state = State {
             out,
             back,
@@ -158,12 +161,12 @@ impl Transport for Pcie {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { steps, deadline };
+        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let grown =
-            Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
+            Workspace::new(handshake, &self.device, &state.out, &self.members, (size, epoch))?;
         [state.view, state.scattering] =
             views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));
@@ -171,7 +174,7 @@ impl Transport for Pcie {
         state.calls.go_on_at(epoch);
         // The old memory is gone on every rank. Unpinning waits for all devices of the process, so
         // it must not come beside a peer's next call.
-        Ok(meeting.succeed(Ok(()))?)
+        Ok(handshake.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

@@ -3,7 +3,7 @@
 //! Invariant: kernels' waits end by the deadline, so a drain is short. What was waited for in vain
 //! may still use its memory: its device is given up and nothing of it is freed.
 
-use crate::TransportError;
+use crate::backends::error::TransportError;
 use crate::cuda::{CudaDevice, CudaError, look};
 use crate::sync::locked;
 use std::convert::Infallible;
