@@ -70,24 +70,13 @@ pub(super) unsafe fn enqueue(
     let unpack =
         || unsafe { copy_rows_async(device, (job.shard, stride), (own, row_bytes), rows, caller) };
     let shard = if packed { own } else { job.shard };
+    let ends = if job.is_ahead() { (shard, all) } else { (all, shard) };
     let collective = || {
         watch.link.group(Use::Sequential, caller, |group| {
             // SAFETY: the shard is the caller's, or its place in the workspace, which holds the
             // rows of all ranks as the job was checked. Both stay until the stream is past the
             // group.
-            unsafe {
-                match job.kind {
-                    CollectiveKind::AllGather => {
-                        group.all_gather(shard, all, host_size(job.shard_bytes()))
-                    }
-                    CollectiveKind::ReduceScatter => {
-                        group.reduce_scatter(all, shard, job.shard_elements(), job.dtype)
-                    }
-                    CollectiveKind::AllReduce => {
-                        group.all_reduce(all, shard, job.shard_elements(), job.dtype)
-                    }
-                }
-            }
+            unsafe { group.collective(job.kind, ends, job.shard_elements(), job.dtype.into()) }
         })
     };
     if job.is_ahead() {

@@ -3,7 +3,7 @@
 //! Invariant: where meeting fails it fails on all ranks, which are then still in step. Decoding
 //! accepts what [`Identity::encode`] produces, of this version, and nothing else.
 
-use super::comm::UniqueId;
+use super::abi::UniqueId;
 use super::library::{self, NcclError};
 use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::backends::connect_error::ConnectError;

@@ -23,6 +23,7 @@
 //!              are aborted
 //! ```
 
+mod abi;
 mod collective;
 mod comm;
 pub(crate) mod deferred;
@@ -56,5 +57,6 @@ pub(crate) use transport::NcclTransport;
 pub(crate) use watch::CallWatch;
 pub(crate) use watchdog::Watchdog;
 
-pub use comm::{Comm, ElementType, UniqueId};
+pub use abi::{ElementType, UniqueId};
+pub use comm::Comm;
 pub use library::{NcclError, NcclUnavailable, OLDEST, available, supported, version};

@@ -6,6 +6,7 @@
 //! data would keep them from that. Each communicator is proven as it is used: by messages, or by a
 //! collective.
 
+use super::abi::ElementType;
 use super::deferred;
 use super::library::NcclError;
 use super::link::Link;
@@ -13,6 +14,7 @@ use super::members::Members;
 use super::messages::Use;
 use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
+use crate::backends::jobs::CollectiveKind;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async,
     copy_rows_async, done_by, write_value_async,
@@ -154,7 +156,9 @@ fn connected(
         link.group(by, stream, |group| match operations {
             Operations::Gather { from, to } => {
                 // SAFETY: places in the buffers, which are freed when nothing uses them.
-                unsafe { group.all_gather(from, to, BYTES) }
+                unsafe {
+                    group.collective(CollectiveKind::AllGather, (from, to), BYTES, ElementType::U8)
+                }
             }
             Operations::Messages(messages) => messages.iter().try_for_each(|&(from, to, peer)| {
                 // SAFETY: messages' places in the buffers, which are freed when nothing uses them.

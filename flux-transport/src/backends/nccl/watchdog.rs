@@ -17,6 +17,7 @@ use super::messages::GivenUp;
 use super::progress::Stall;
 use super::watch::CallWatch;
 use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::OpHash;
 use crate::bootstrap::control::{Notice, Watcher};
 use crate::bootstrap::world::World;
 use crate::cuda::done_by;
@@ -95,9 +96,8 @@ impl Drop for PeerListener {
 
 impl CallWatch {
     /// Until a call has failed; false where it is told to stop before.
-    fn until_fault(&self) -> bool {
+    fn until_fault(&self, mut told: Vec<OpHash>) -> bool {
         let mut stall = Stall::new(self.progress(), self.deadline, Instant::now());
-        let mut told = self.peers.untold();
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
@@ -111,8 +111,8 @@ impl CallWatch {
         false
     }
 
-    fn run(&self, aborter: SyncSender<GivenUp>) {
-        if !self.until_fault() {
+    fn run(&self, aborter: SyncSender<GivenUp>, told: Vec<OpHash>) {
+        if !self.until_fault(told) {
             return;
         }
         // Whatever ended the calls without a record has set the abort word.
@@ -172,11 +172,12 @@ impl Watchdog {
     pub(crate) fn new(watch: &Arc<CallWatch>, world: &World) -> Result<Self, ConnectError> {
         let io = |source| ConnectError::Io { what: "starting a thread to watch messages", source };
         let aborter = aborter(watch).map_err(io)?;
-        let for_thread = Arc::clone(watch);
+        // Before any call is made: what the thread finds when it starts may be of a first one.
+        let (for_thread, told) = (Arc::clone(watch), watch.peers.untold());
         let name = format!("flux-nccl-{}", watch.rank);
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || for_thread.run(aborter))
+            .spawn(move || for_thread.run(aborter, told))
             .map_err(io)?;
         let listener = PeerListener::new(watch, world);
         Ok(Self { watch: Arc::clone(watch), thread: Some(thread), listener })
