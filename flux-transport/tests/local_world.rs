@@ -5,13 +5,13 @@
 mod common;
 
 use common::{Words, each_rank, options};
-use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
+use flux_core::{DType, Rank};
 use flux_transport::{
-    Communicator, ConnectError, Device, Job, Options, RowTransfers, Select, Stream, TransportError,
-    TransportKind, World,
+    CollectiveKind, Communicator, ConnectError, Device, Job, LibraryCollective, MessageRounds,
+    Options, RowTransfers, Select, Source, Stream, TransportError, TransportKind, World,
 };
 
 const ROWS: u32 = 6;
@@ -296,6 +296,38 @@ fn transfers_that_lead_outside_the_workspace_are_refused_before_anything_moves()
             assert!(error.to_string().contains(text), "{error}");
         }
         comm.status().unwrap();
+        call(&comm, 0, 48);
+    });
+}
+
+#[test]
+fn a_job_that_the_transport_does_not_carry_is_refused_and_the_call_taken_back() {
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(size(2))).unwrap();
+        let collective = LibraryCollective {
+            kind: CollectiveKind::AllReduce,
+            shard: 0,
+            row_stride: 0,
+            row_bytes: 0,
+            rows: 0,
+            offset: 0,
+            dtype: DType::Bf16,
+            op: 1,
+        };
+        let source = Source::Stored { of_all: false };
+        let messages = MessageRounds { source, place_bytes: 0, rounds: &[], peers: 1, op: 1 };
+        for (job, why) in [
+            (Job::Scattered { op: 1 }, "no memory of the host to scatter rows to"),
+            (Job::Messages(messages), "carries no messages"),
+            (Job::Collective(collective), "no collectives of a library"),
+        ] {
+            let mut call = comm.begin(Stream::Host).unwrap();
+            // SAFETY: it is refused.
+            let refused = unsafe { call.start(&job) }.unwrap_err();
+            assert!(matches!(refused, TransportError::MoverUnusable { .. }), "{refused}");
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
+        assert_eq!(comm.status(), Ok(()));
         call(&comm, 0, 48);
     });
 }

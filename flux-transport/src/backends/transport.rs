@@ -96,7 +96,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
 
     /// Returns when this rank has heard what its peers say of the calls that have ended here, or a
     /// moment later.
-    fn settle(&self) {}
+    fn ask_peers(&self) {}
 
     /// This rank's fault record, if a wait has failed. Does not synchronise.
     fn read_fault(&self) -> Option<FaultRecord>;

@@ -119,7 +119,7 @@ impl Drain {
     }
 
     /// The last wait, before resources are freed. A device that is not idle in time is given up.
-    pub(crate) fn leave(&self, rank: u32, failed: impl Fn() -> bool) {
+    pub(crate) fn close(&self, rank: u32, failed: impl Fn() -> bool) {
         let Err(error) = self.wait(failed) else { return };
         // A device that has failed runs nothing any more.
         if !matches!(error, TransportError::Cuda(_)) {

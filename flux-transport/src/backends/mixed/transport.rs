@@ -330,8 +330,8 @@ impl Transport for Mixed {
         calls.finish(stream, |caller| lanes.join(caller))
     }
 
-    fn settle(&self) {
-        self.watch.settle();
+    fn ask_peers(&self) {
+        self.watch.ask_peers();
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {
@@ -355,7 +355,7 @@ impl Drop for Mixed {
     fn drop(&mut self) {
         // Nothing may be unmapped before.
         let drained = self.drained(&locked(&self.state));
-        self.watchdog.leave(drained.is_ok());
+        self.watchdog.close(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         deferred::defer(&self.device, (state, Arc::clone(&self.watch)));

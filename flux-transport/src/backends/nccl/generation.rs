@@ -5,7 +5,6 @@
 //! kernel raises any, no flag is so old that it would be taken for one of a call to come.
 
 use super::outbox::{Outbox, Storing};
-use super::views::Views;
 use super::watch::CallWatch;
 use crate::backends::device::calls::{Calls, Refreshed};
 use crate::backends::error::TransportError;
@@ -29,7 +28,11 @@ pub(crate) trait Outgoing {
 #[derive(Debug)]
 pub(crate) struct Generation<W> {
     pub(crate) workspace: W,
-    views: Views,
+    /// The workspace in a call without messages.
+    plain: Arc<WorkspaceView>,
+    /// Those of calls with messages, by what is stored and the half: calls that are like earlier ones
+    /// make none. There are as many as there are ops of different sizes, twice.
+    views: Vec<((Storing, usize), Arc<WorkspaceView>)>,
     refreshed: Refreshed,
 }
 
@@ -39,12 +42,17 @@ impl<W: Outgoing> Generation<W> {
         watch.await_flags(workspace.outbox());
         let plain =
             workspace.view(Storing::default(), 0, watch.fault.address(), nanoseconds(deadline));
-        Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
+        Self {
+            workspace,
+            plain: Arc::new(plain),
+            views: Vec::new(),
+            refreshed: Refreshed::new(epoch),
+        }
     }
 
-    /// The workspace in a call without an exchange.
+    /// The workspace in a call without messages.
     pub(crate) fn plain(&self) -> Arc<WorkspaceView> {
-        Arc::clone(&self.views.plain)
+        Arc::clone(&self.plain)
     }
 
     /// Opens the call in progress on `caller`, of the op with number `op`: brings its flags up to
@@ -61,20 +69,24 @@ impl<W: Outgoing> Generation<W> {
         Ok(())
     }
 
-    /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
+    /// The workspace as the executor of call `epoch` uses it, beside these messages.
     pub(crate) fn view_of(
         &mut self,
-        exchange: &MessageRounds<'_>,
+        messages: &MessageRounds<'_>,
         epoch: Epoch,
     ) -> Arc<WorkspaceView> {
-        let Self { workspace, views, .. } = self;
-        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
-        let storing = match exchange.source {
+        let storing = match messages.source {
             Source::Rows(_) => Storing::default(),
-            Source::Stored { of_all } => Storing { place_bytes: exchange.place_bytes, of_all },
+            Source::Stored { of_all } => Storing { place_bytes: messages.place_bytes, of_all },
         };
-        views.storing(storing, epoch, |storing, half| {
-            workspace.view(storing, half, fault, deadline_ns)
-        })
+        let key = (storing, epoch.half());
+        if let Some((_, view)) = self.views.iter().find(|(known, _)| *known == key) {
+            return Arc::clone(view);
+        }
+        let (half, plain) = (epoch.half() as u64, &self.plain);
+        let view = self.workspace.view(storing, half, plain.fault, plain.deadline_ns);
+        let view = Arc::new(view);
+        self.views.push((key, Arc::clone(&view)));
+        view
     }
 }

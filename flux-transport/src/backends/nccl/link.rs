@@ -6,7 +6,7 @@
 //! group is begun. Both are given up with the link.
 
 use super::library::NcclError;
-use super::messages::{Family, GivenUp, Group, Messages, Use, abort, leave};
+use super::messages::{Family, GivenUp, Group, Messages, Use, abort, close};
 use crate::sync::locked;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -69,9 +69,9 @@ impl Link {
     }
 
     /// Leaves in good order, unless it was given up before. No call is under way.
-    pub(super) fn leave(&self, until: Instant) -> Result<(), NcclError> {
+    pub(super) fn close(&self, until: Instant) -> Result<(), NcclError> {
         match self.family().and_then(|family| Some((family, self.messages()?))) {
-            Some((family, messages)) => leave(family, messages, until),
+            Some((family, messages)) => close(family, messages, until),
             None => Ok(()),
         }
     }

@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// communicator. Ranks mostly leave together, and what NCCL may still use is then freed at once.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or
+/// What one rank's messages are split from. Whoever has it ends it, with them, by [`close`] or
 /// [`give_up`](Self::give_up).
 pub(super) struct Family(Handle);
 
@@ -120,7 +120,7 @@ pub(super) fn join(
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
 /// NCCL may go on with that, and what it may use is to be [deferred](super::deferred::defer) meanwhile.
 /// No call is under way.
-pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
+pub(super) fn close(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
     let finalised = messages.all().try_for_each(finalize).and_then(|()| {
         finalize(&family.0)?;

@@ -43,7 +43,6 @@ mod proof;
 mod rounds;
 mod sharing;
 mod transport;
-mod views;
 mod watch;
 mod watchdog;
 mod workspace;

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a hash covers all calls before it, so one message stands for many calls, and ranks
 //! that made other calls differ from then on. Nothing of it travels with data: a rank that wants to
-//! read an output [asks](PeerCalls::settle) whether the peers' calls up to it are whole.
+//! read an output [asks](PeerCalls::ask) whether the peers' calls up to it are whole.
 
 use crate::backends::device::calls::{OpHash, OpHashes};
 use crate::bootstrap::control::ControlPlane;
@@ -168,7 +168,7 @@ impl PeerCalls {
 
     /// Asks whether the peers' calls up to `epoch`, which has ended here, are whole. Returns when
     /// all have answered, one has failed, or a moment later; at once where they were asked before.
-    pub(super) fn settle(&self, epoch: Epoch) {
+    pub(super) fn ask(&self, epoch: Epoch) {
         let mut answers = locked(&self.answers);
         if !answers.asked.is_before(epoch) || answers.failed.is_some() {
             return;

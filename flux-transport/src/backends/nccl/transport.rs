@@ -284,8 +284,8 @@ impl Transport for NcclTransport {
         calls.finish(stream, |caller| lane.join(caller))
     }
 
-    fn settle(&self) {
-        self.watch.settle();
+    fn ask_peers(&self) {
+        self.watch.ask_peers();
     }
 
     fn read_fault(&self) -> Option<FaultRecord> {
@@ -322,7 +322,7 @@ fn epochs(answers: &[Vec<u8>]) -> Result<Vec<Epoch>, TransportError> {
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let drained = self.drained(&locked(&self.state));
-        self.watchdog.leave(drained.is_ok());
+        self.watchdog.close(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         deferred::defer(&self.device, (state, Arc::clone(&self.watch)));

@@ -155,10 +155,10 @@ impl CallWatch {
     }
 
     /// Returns when the peers have answered whether the calls that have ended here are whole.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn ask_peers(&self) {
         let (progress, made) = (self.progress(), self.made());
         let epoch = progress.epoch(made);
-        self.peers.settle(if progress.has_ended() { epoch } else { epoch.before(1) });
+        self.peers.ask(if progress.has_ended() { epoch } else { epoch.before(1) });
     }
 
     /// Where the calls stand.

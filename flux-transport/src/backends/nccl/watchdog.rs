@@ -39,7 +39,7 @@ const RECORD: Duration = Duration::from_millis(100);
 /// Between two releases of the flags.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The longest that leaving waits for what was sent.
-const LEAVE: Duration = Duration::from_secs(10);
+const CLOSE: Duration = Duration::from_secs(10);
 /// For a thread that has nothing left to wait for.
 const END: Duration = Duration::from_millis(500);
 
@@ -204,7 +204,7 @@ impl Watchdog {
     /// what NCCL may still use is then best [deferred](super::deferred::defer). With `drained` all
     /// calls have ended that the thread could end. Without, the communicator is given up and the
     /// device's memory stays.
-    pub(crate) fn leave(&mut self, drained: bool) {
+    pub(crate) fn close(&mut self, drained: bool) {
         let watch = &self.watch;
         let rank = watch.rank.get();
         if !drained {
@@ -216,7 +216,7 @@ impl Watchdog {
         let link = &self.watch.link;
         if !drained {
             link.abort();
-        } else if let Err(error) = link.leave(Instant::now() + LEAVE.min(self.watch.deadline)) {
+        } else if let Err(error) = link.close(Instant::now() + CLOSE.min(self.watch.deadline)) {
             tracing::warn!(%error, rank, "while leaving an NCCL communicator");
         }
     }

@@ -252,6 +252,6 @@ impl Transport for NvLink {
 impl Drop for NvLink {
     fn drop(&mut self) {
         // Nothing is unmapped while this rank uses it; peers hold what theirs use.
-        self.drain.leave(self.members.rank, || self.fault.has_failed());
+        self.drain.close(self.members.rank, || self.fault.has_failed());
     }
 }

@@ -287,6 +287,6 @@ impl Transport for Pcie {
 impl Drop for Pcie {
     fn drop(&mut self) {
         // Nothing is unmapped while this rank uses it; peers hold what theirs use.
-        self.drain.leave(self.members.rank, || self.watch.fault().has_failed());
+        self.drain.close(self.members.rank, || self.watch.fault().has_failed());
     }
 }

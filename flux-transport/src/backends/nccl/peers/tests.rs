@@ -135,7 +135,7 @@ fn who_asks_hears_of_a_peer_whose_calls_have_failed_and_of_other_calls_at_once()
         nodes[0].calls.say(Epoch::FIRST, 7);
         nodes[1].calls.say(Epoch::FIRST, other);
         nodes[1].failed.store(failed, Ordering::Relaxed);
-        nodes[0].calls.settle(Epoch::FIRST);
+        nodes[0].calls.ask(Epoch::FIRST);
         fault(&nodes[0])
     };
     assert_eq!(ask(7, 0), None);
@@ -153,11 +153,11 @@ fn a_peer_that_does_not_answer_is_waited_for_once_and_one_that_has_left_never() 
         node.stopped.store(true, Ordering::Relaxed);
     }
     let began = Instant::now();
-    nodes[0].calls.settle(Epoch::FIRST);
+    nodes[0].calls.ask(Epoch::FIRST);
     assert!(began.elapsed() >= MOMENT, "rank 1 is waited for");
     let (heard, began) = (nodes[0].heard.load(Ordering::Relaxed), Instant::now());
     for _ in 0..1000 {
-        nodes[0].calls.settle(Epoch::FIRST);
+        nodes[0].calls.ask(Epoch::FIRST);
     }
     assert!(began.elapsed() < MOMENT && heard == 1, "{heard}");
     assert_eq!(fault(&nodes[0]), None);
@@ -166,7 +166,7 @@ fn a_peer_that_does_not_answer_is_waited_for_once_and_one_that_has_left_never() 
     nodes[2].calls.say(Epoch::FIRST.next(), 7);
     nodes[2].calls.close();
     let began = Instant::now();
-    nodes[0].calls.settle(Epoch::FIRST.next());
+    nodes[0].calls.ask(Epoch::FIRST.next());
     assert!(began.elapsed() < MOMENT);
 }
 
