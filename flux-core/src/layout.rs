@@ -12,10 +12,10 @@
 //! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
 //!                      one u32 at the start of each line; the words about a rank are its reason to
 //!                      give up, an unused u32, and for each half its call and the call's op
-//! control (private)    [ epoch ][ ticket ][ poison, call ][ pushed ]
+//! control (private)    [ epoch ][ ticket ][ poison ][ pushed ]
 //!                      [ stores begun ][ stores ended ][ counters, dense u32 ]
 //!
-//! fault   (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
+//! fault   (host)       [ FaultRecord ][ abort word ][ closed ]   readable and writable by host and device
 //! ```
 
 use crate::rank::MAX_WORLD;
@@ -66,9 +66,6 @@ pub mod control {
     pub const TICKET: u64 = LINE;
     /// Non-zero after a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
-    /// The op-sequence hash of a sequential call and the call's number, a u64 that is sent with the
-    /// poison.
-    pub const CALL: u64 = POISON + 8;
     /// The last epoch whose transfers an external mover has read from the caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
     /// Stores through host memory that workers have begun, over all calls. The in-flight limit
@@ -86,8 +83,10 @@ pub mod control {
 
 /// Offset of the abort word in the fault block.
 pub const ABORT_OFFSET: u64 = LINE;
+/// Offset, in the fault block, of the number of the last sequential call whose kernel has closed.
+pub const CLOSED_OFFSET: u64 = 2 * LINE;
 /// Bytes of the fault block.
-pub const FAULT_BYTES: u64 = 2 * LINE;
+pub const FAULT_BYTES: u64 = 3 * LINE;
 
 /// What a failed wait leaves in memory that the host can read while the device is busy. 64 bytes.
 ///

@@ -42,6 +42,11 @@ fn calls_in_different_orders_fail_on_every_rank() {
 tests_of_sequential_calls!(on_gpus);
 
 #[test]
+fn a_stream_that_is_held_up_ahead_of_a_sequential_call_blames_nobody() {
+    on_gpus(suite::a_stream_that_is_held_up_ahead_of_a_sequential_call_blames_nobody);
+}
+
+#[test]
 fn a_rank_that_never_makes_a_sequential_call_is_named() {
     on_gpus(suite::a_rank_that_never_makes_a_sequential_call_is_named);
 }

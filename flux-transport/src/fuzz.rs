@@ -4,9 +4,9 @@
 //! them took the bytes; none needs a GPU, a file or a network. There only under test and
 //! `cargo fuzz`.
 
+pub use crate::backends::device::peer_memory::fuzz::offer;
 pub use crate::backends::host::fuzz::region;
 pub use crate::backends::nccl::fuzz::member;
-pub use crate::backends::nvlink::fuzz::offer;
 pub use crate::backends::pcie::fuzz::pinned;
 pub use crate::bootstrap::control::fuzz::step;
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
@@ -20,7 +20,8 @@ pub(crate) type Seed = (&'static str, &'static str, Vec<u8>);
 #[cfg(test)]
 mod tests {
     use super::Seed;
-    use crate::backends::{host, nccl, nvlink, pcie};
+    use crate::backends::device::peer_memory;
+    use crate::backends::{host, nccl, pcie};
     use crate::bootstrap::control;
     use crate::topology::probe;
     use crate::{bootstrap, comm};
@@ -55,8 +56,12 @@ mod tests {
             control::fuzz::seeds(),
             host::fuzz::seeds(),
         ];
-        let second =
-            [nccl::fuzz::seeds(), nvlink::fuzz::seeds(), pcie::fuzz::seeds(), probe::fuzz::seeds()];
+        let second = [
+            nccl::fuzz::seeds(),
+            peer_memory::fuzz::seeds(),
+            pcie::fuzz::seeds(),
+            probe::fuzz::seeds(),
+        ];
         first.into_iter().chain(second).flatten()
     }
 

@@ -36,9 +36,9 @@ mod sync;
 mod topology;
 
 pub use backends::{
-    Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, LibraryCollective, MessageRounds,
-    Mover, Options, ParseSelectError, PeerStores, RowTransfers, Select, Source, StagedTransfer,
-    TransportError, TransportKind, Wait, WorkspaceView, reason,
+    Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, Job, LibraryCollective,
+    MessageRounds, Mover, Options, ParseSelectError, PeerStores, RowTransfers, Select, Source,
+    StagedTransfer, Started, TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};

@@ -7,7 +7,7 @@ mod common;
 use common::{Words, each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
-use flux_transport::{Communicator, RowTransfers, Stream};
+use flux_transport::{Communicator, Job, RowTransfers, Stream};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,7 +55,7 @@ fn a_call_allocates_nothing() {
         let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank());
         let address = x.as_ptr().expose_provenance() as u64;
         let place_bytes = size.half_bytes;
-        let push = RowTransfers {
+        let job = Job::Rows(RowTransfers {
             x: address,
             row_stride: 16,
             row_bytes: 16,
@@ -65,12 +65,12 @@ fn a_call_allocates_nothing() {
             full_places: u32::MAX,
             transfers: &transfers,
             forwards: &[],
-        };
+        });
         let one = || {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.
-            unsafe { call.push(&push) }.unwrap();
-            words.leave(words.open(), call.pushes()).unwrap();
+            let started = unsafe { call.start(&job) }.unwrap();
+            words.leave(words.open(), started.pushes).unwrap();
             call.finish().unwrap();
             comm.status().unwrap();
         };

@@ -263,7 +263,13 @@ fn what_a_rank_says_of_a_communicator_reaches_every_peers_watcher_and_nobody_els
             assert_eq!(notices.recv_timeout(AMPLE), Ok(expected), "rank {rank}");
         }
     }
-    assert!(watched[1].1.recv_timeout(Duration::from_millis(50)).is_err());
+    assert!(planes[1].tell(Rank::new(2), 5, [1, 2, 3, 4]));
+    let told = Notice::Told { by, communicator: 5, words: [1, 2, 3, 4] };
+    assert_eq!(watched[2].1.recv_timeout(AMPLE), Ok(told));
+    for rank in [0, 1] {
+        let nothing = watched[rank].1.recv_timeout(Duration::from_millis(50));
+        assert!(nothing.is_err(), "rank {rank}: {nothing:?}");
+    }
     each(&planes, |plane| plane.barrier(ample()).unwrap());
 }
 

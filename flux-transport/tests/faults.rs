@@ -11,7 +11,7 @@ use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 use flux_transport::{
-    CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream,
+    CallState, Communicator, ConnectError, ControlError, Fault, Job, Options, RowTransfers, Stream,
     TransportError, Wait, World,
 };
 use lateness::{AMPLE, assert_soon, scaled};
@@ -382,7 +382,7 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         let x = [rank; 16];
         let transfers = [Transfer { dest: 1 - rank, rows: 1, cols: 16, ..Transfer::default() }];
         let address = x.as_ptr().expose_provenance() as u64;
-        let push = RowTransfers {
+        let job = Job::Rows(RowTransfers {
             x: address,
             row_stride: 64,
             row_bytes: 64,
@@ -392,13 +392,12 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
             full_places: u32::MAX,
             transfers: &transfers,
             forwards: &[],
-        };
+        });
         let mut call = comm.begin(Stream::Host).unwrap();
         // SAFETY: `x` outlives the call.
-        unsafe { call.push(&push) }.unwrap();
-        assert!(!call.copy_engine_usable(), "once in a call");
-        // SAFETY: as above.
-        let again = unsafe { call.push(&push) };
+        unsafe { call.start(&job) }.unwrap();
+        // SAFETY: `x` outlives the call.
+        let again = unsafe { call.start(&job) };
         assert!(matches!(again, Err(TransportError::MoverUnusable { .. })));
         // Whoever gives up first breaks it for both.
         comm.barrier().unwrap();
@@ -421,7 +420,7 @@ fn a_push_is_announced(given_up: bool) -> bool {
             let transfers =
                 [Transfer { dest: 1, rows: 1, cols: 16, raise: 3, ..Transfer::default() }];
             let address = x.as_ptr().expose_provenance() as u64;
-            let push = RowTransfers {
+            let job = Job::Rows(RowTransfers {
                 x: address,
                 row_stride: 16,
                 row_bytes: 16,
@@ -431,13 +430,13 @@ fn a_push_is_announced(given_up: bool) -> bool {
                 full_places: u32::MAX,
                 transfers: &transfers,
                 forwards: &[],
-            };
+            });
             let mut call = comm.begin(Stream::Host).unwrap();
             if given_up {
                 comm.abort(7);
             }
             // SAFETY: `x` outlives the call.
-            unsafe { call.push(&push) }.unwrap();
+            unsafe { call.start(&job) }.unwrap();
             let at = call.memory().pads[1] + signal_offset(3, Epoch::FIRST.half());
             call.finish().unwrap();
             let signal = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap());
@@ -488,7 +487,9 @@ fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_ha
             // As in a ReduceScatter without transfers: the peer may have a partial tile by now.
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let mut call = comm.begin(Stream::Host).unwrap();
-                let words = Words::new(call.hand_over(), comm.rank());
+                // SAFETY: there is nothing to move.
+                let started = unsafe { call.start(&Job::Nothing) }.unwrap();
+                let words = Words::new(&started.view, comm.rank());
                 words.open().publish(Rank::new(1), 3);
                 std::panic::resume_unwind(Box::new("an executor's panic"));
             }));

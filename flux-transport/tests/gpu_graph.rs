@@ -7,7 +7,7 @@ mod gpu_support;
 use cudarc::driver::sys;
 use flux_core::layout::WorkspaceSize;
 use flux_cuda::{Event, SideStream};
-use flux_transport::{Options, RowTransfers, TransportError};
+use flux_transport::{Job, Options, RowTransfers};
 use gpu_support::push::{PLACE, ROW, options, push, shard, transfers};
 use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ranks, write_words};
 
@@ -17,10 +17,10 @@ const WRITTEN: [u32; 3] = [11, 12, 13];
 /// A call whose executor writes `word` to `address`.
 fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, word): (u64, u32)) {
     let mut call = this.comm.begin(stream_of(stream)).unwrap();
-    assert_eq!((call.capturing(), call.copy_engine_usable()), (captured, false));
+    assert_eq!(call.capturing(), captured);
     let list = transfers(this.rank(), this.world());
     let row = 4 * ROW as u64;
-    let push = RowTransfers {
+    let job = Job::Rows(RowTransfers {
         x: address,
         row_stride: row,
         row_bytes: row,
@@ -30,15 +30,14 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
         full_places: u32::MAX,
         transfers: &list,
         forwards: &[],
-    };
-    // SAFETY: it is refused before the address is looked at.
-    let refused = unsafe { call.push(&push) };
-    assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");
+    });
+    // SAFETY: the rows are of the workspace, and none is looked at.
+    let started = unsafe { call.start(&job) }.unwrap();
+    assert!(!started.pushes, "the half that a copy engine would write to is not known");
     // SAFETY: an address of the workspace.
     unsafe { sys::cuMemsetD32Async(address, word, 1, stream.raw() as sys::CUstream) }
         .result()
         .unwrap();
-    assert!(!call.pushes());
     call.finish().unwrap();
 }
 
@@ -78,13 +77,12 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         let stream = this.stream.raw() as sys::CUstream;
         this.device.bind().unwrap();
 
-        // Before any capture, copy engines can be used.
+        // Before any capture.
         let mut eager = this.comm.begin(this.stream()).unwrap();
-        assert!(eager.copy_engine_usable() && !eager.capturing());
+        assert!(!eager.capturing());
         // SAFETY: there is nothing to move.
-        unsafe { eager.push(&push(&x, ROW, &[])) }.unwrap();
-        assert!(eager.copy_engine_usable() && !eager.pushes());
-        drop(eager);
+        assert!(!unsafe { eager.start(&push(&x, ROW, &[])) }.unwrap().pushes);
+        eager.finish().unwrap();
 
         // The ranks have one context here, which nobody may synchronise while one of them captures.
         this.comm.barrier().unwrap();

@@ -5,13 +5,13 @@
 mod common;
 
 use common::{Words, each_rank, options};
-use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
+use flux_core::{DType, Rank};
 use flux_transport::{
-    Communicator, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError,
-    TransportKind, World,
+    CollectiveKind, Communicator, ConnectError, Device, Job, LibraryCollective, MessageRounds,
+    Options, RowTransfers, Select, Source, Stream, TransportError, TransportKind, World,
 };
 
 const ROWS: u32 = 6;
@@ -47,9 +47,9 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
     all
 }
 
-fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> RowTransfers<'a> {
+fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> Job<'a> {
     let x = x.as_ptr().expose_provenance() as u64;
-    RowTransfers {
+    Job::Rows(RowTransfers {
         x,
         row_stride,
         row_bytes: ROW,
@@ -59,7 +59,7 @@ fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> RowTransfer
         full_places: u32::MAX,
         transfers,
         forwards: &[],
-    }
+    })
 }
 
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {
@@ -79,8 +79,8 @@ fn call(comm: &Communicator, number: u32, stride: usize) {
     let words = Words::new(call.memory(), rank);
     let protocol = words.open();
     // SAFETY: `x` lives and is not written until `finish` has returned.
-    unsafe { call.push(&push(&x, stride as u64, &transfers(comm))) }.unwrap();
-    assert_eq!(call.pushes(), world.get() > 1);
+    let started = unsafe { call.start(&push(&x, stride as u64, &transfers(comm))) }.unwrap();
+    assert_eq!(started.pushes, world.get() > 1);
     for peer in world.ranks().filter(|&peer| peer != rank) {
         let expected = shard(peer.get(), number, stride);
         let place = peer.place_at(rank).unwrap();
@@ -96,7 +96,7 @@ fn call(comm: &Communicator, number: u32, stride: usize) {
             }
         }
     }
-    words.leave(protocol, call.pushes()).unwrap();
+    words.leave(protocol, started.pushes).unwrap();
     call.finish().unwrap();
 }
 
@@ -146,7 +146,7 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
         let words = Words::new(call.memory(), rank);
         let protocol = words.open();
         // SAFETY: `x` lives and is not written until `finish` has returned.
-        unsafe { call.push(&push(&x, 80, &list)) }.unwrap();
+        let started = unsafe { call.start(&push(&x, 80, &list)) }.unwrap();
         for source in world.ranks() {
             let expected = shard(source.get(), 0, 80);
             for (slice, (col, cols)) in (0..).zip(halves) {
@@ -159,7 +159,7 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
                 }
             }
         }
-        words.leave(protocol, call.pushes()).unwrap();
+        words.leave(protocol, started.pushes).unwrap();
         call.finish().unwrap();
     });
 }
@@ -292,10 +292,42 @@ fn transfers_that_lead_outside_the_workspace_are_refused_before_anything_moves()
         for (transfer, text) in bad {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.
-            let error = unsafe { call.push(&push(&x, 48, &[good, transfer])) }.unwrap_err();
+            let error = unsafe { call.start(&push(&x, 48, &[good, transfer])) }.unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
         }
         comm.status().unwrap();
+        call(&comm, 0, 48);
+    });
+}
+
+#[test]
+fn a_job_that_the_transport_does_not_carry_is_refused_and_the_call_taken_back() {
+    each_rank(2, |world| {
+        let comm = Communicator::connect_blocking(&world, options(size(2))).unwrap();
+        let collective = LibraryCollective {
+            kind: CollectiveKind::AllReduce,
+            shard: 0,
+            row_stride: 0,
+            row_bytes: 0,
+            rows: 0,
+            offset: 0,
+            dtype: DType::Bf16,
+            op: 1,
+        };
+        let source = Source::Stored { of_all: false };
+        let messages = MessageRounds { source, place_bytes: 0, rounds: &[], peers: 1, op: 1 };
+        for (job, why) in [
+            (Job::Scattered { op: 1 }, "no memory of the host to scatter rows to"),
+            (Job::Messages(messages), "carries no messages"),
+            (Job::Collective(collective), "no collectives of a library"),
+        ] {
+            let mut call = comm.begin(Stream::Host).unwrap();
+            // SAFETY: it is refused.
+            let refused = unsafe { call.start(&job) }.unwrap_err();
+            assert!(matches!(refused, TransportError::MoverUnusable { .. }), "{refused}");
+            assert!(refused.to_string().contains(why), "{refused}");
+        }
+        assert_eq!(comm.status(), Ok(()));
         call(&comm, 0, 48);
     });
 }
@@ -322,8 +354,10 @@ fn connecting_is_a_future_for_any_runtime() {
 #[test]
 fn a_world_of_one_needs_nobody() {
     let comm = Communicator::connect_blocking(&World::single(), options(size(2))).unwrap();
-    let call = comm.begin(Stream::Host).unwrap();
-    assert!(!call.copy_engine_usable() && !call.capturing());
+    let mut call = comm.begin(Stream::Host).unwrap();
+    // SAFETY: there is nothing to move.
+    let started = unsafe { call.start(&push(&[], 0, &[])) }.unwrap();
+    assert!(!started.pushes && !call.capturing());
     let words = Words::new(call.memory(), comm.rank());
     words.leave(words.open(), false).unwrap();
     call.finish().unwrap();

@@ -19,6 +19,7 @@ use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, SumsTo, WorldSize};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
+use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
@@ -229,23 +230,23 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let of = ElementType::from(problem.collective_dtype());
         let (set, between, stream) =
             (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
-        match problem.op().sums_to() {
+        let rank = self.ctx.rank();
+        let (kind, ends, window) = match problem.op().sums_to() {
             SumsTo::Nothing => {
-                let count = elements(x_window(problem, self.ctx.rank()));
-                // SAFETY: `x` holds a shard and `between` one for every rank, on this one stream.
-                unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
+                let ends = (address(&set.x)?, between);
+                (CollectiveKind::AllGather, ends, x_window(problem, rank))
             }
             SumsTo::Rows => {
-                let count = elements(y_window(problem, self.ctx.rank()));
-                // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
-                unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
+                let ends = (between, address(&set.y)?);
+                (CollectiveKind::ReduceScatter, ends, y_window(problem, rank))
             }
             SumsTo::All => {
-                let count = elements(y_window(problem, self.ctx.rank()));
-                // SAFETY: `between` and `y` hold all rows; all on this one stream.
-                unsafe { self.nccl.all_reduce(between, address(&set.y)?, count, of, stream)? };
+                let ends = (between, address(&set.y)?);
+                (CollectiveKind::AllReduce, ends, y_window(problem, rank))
             }
-        }
+        };
+        // SAFETY: `between` holds all rows, `x` and `y` this rank's window; all on this one stream.
+        unsafe { self.nccl.collective(kind, ends, elements(window), of, stream) }?;
         Ok(())
     }
 }

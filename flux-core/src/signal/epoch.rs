@@ -37,6 +37,11 @@ impl Epoch {
         Self(self.0.wrapping_sub(calls))
     }
 
+    /// Whether it comes before `other`, of which it is at most 2^31 calls away.
+    pub const fn is_before(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0).cast_signed() < 0
+    }
+
     /// The half of the data region that the call uses: the buffer index of double buffering.
     pub const fn half(self) -> usize {
         (self.0 & 1) as usize

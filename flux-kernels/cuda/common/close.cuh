@@ -26,8 +26,10 @@ __device__ __forceinline__ void close_call(const Params& p, u32 epoch, bool fail
     // lane 0 has acquired.
     __syncwarp();
     bool ok = true;
+    // Tells the host that what follows on the stream, where that is a collective, begins about now.
+    if (lane == 0 && p.sequential != 0) ptx::store_relaxed_sys(&p.fault->closed, epoch);
     // The rows of a collective before this launch are whole unless the host has set the abort word.
-    const u32 abort = lane == p.rank && p.after_collective != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+    const u32 abort = lane == p.rank && p.sequential != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
     if (lane < p.world && lane != p.rank) {
         // Both loads are issued together; only a wait makes the second one necessary again.
         const u32 other = op_hash_of(p, epoch, lane);

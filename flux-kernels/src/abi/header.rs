@@ -7,7 +7,7 @@ use super::{
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::DType;
-use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
+use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::problem::MAX_WEIGHTS;
@@ -195,6 +195,7 @@ fn fault_block() -> String {
         ("epoch", offset_of!(FaultRecord, epoch)),
         ("abort", offset_of!(FaultRecord, abort)),
         ("abort_word", ABORT_OFFSET as usize),
+        ("closed", CLOSED_OFFSET as usize),
     ];
     declare_words("Fault", layout::FAULT_BYTES as usize, &words)
 }
@@ -217,6 +218,7 @@ mod tests {
             "    u32 pad_516[31];\n    u32 stores_ended;\n",
             "static_assert(sizeof(Control) == 768);",
             "    u32 pad_40[22];\n    u32 abort_word;\n",
+            "    u32 pad_132[31];\n    u32 closed;\n",
             "    const WorkItem* items;",
         ] {
             assert!(text.contains(line), "{line}\n{text}");

@@ -140,8 +140,9 @@ mirrored! {
         pub(crate) in_mainloop_gap: u32,
         /// This rank's op-sequence hash; 0 where kernels compare none.
         pub(crate) op_hash: u32,
-        /// Whether a collective brought the operands: an abort of the host then fails the call.
-        pub(crate) after_collective: u32,
+        /// Whether a library's collective comes before or behind the kernel: an abort of the host
+        /// then fails the call, and the kernel stamps that it has closed it.
+        pub(crate) sequential: u32,
         /// By item, of a call that records them; else 0.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
         /// By CTA, of the same calls.

@@ -91,8 +91,9 @@ pub struct LaunchArgs<'a> {
     /// The op's number, or the op-sequence hash of the calls up to this one, that ranks compare on
     /// each other's pads. 0 where the transport compares.
     pub op_hash: u32,
-    /// Whether a collective brought the operands: an abort of the host then fails the call.
-    pub after_collective: bool,
+    /// Whether a library's collective comes before or behind the kernel: an abort of the host then
+    /// fails the call, and the kernel stamps that it has closed it.
+    pub sequential: bool,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
     /// Whether a mover outside the kernel reads `x`, and reports its end in the control block.

@@ -344,7 +344,7 @@ pub(super) fn encode_params(
         in_mainloop_first: p.in_mainloop_steps().0,
         in_mainloop_gap: p.in_mainloop_steps().1,
         op_hash: args.op_hash,
-        after_collective: u32::from(args.after_collective),
+        sequential: u32::from(args.sequential),
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

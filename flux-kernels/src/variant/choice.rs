@@ -373,10 +373,12 @@ mod tests {
                 ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)))
             {
                 let problem = Problem::new(op, 512, 2048, 4096, dtype, world).unwrap();
-                for (tile, flattened) in
-                    target.generation.tiles().flat_map(|tile| [(tile, false), (tile, true)])
+                for (tile, flattened) in target
+                    .generation
+                    .tiles(dtype.into())
+                    .flat_map(|tile| [(tile, false), (tile, true)])
                 {
-                    for partials in [Partials::OpDType, Partials::F32] {
+                    for partials in [Partials::Output, Partials::F32] {
                         let problem = problem.with_partials(partials);
                         let fitting = Variant::for_tile(&problem, tile, flattened, target);
                         let Ok(kernel) = fitting else { continue };

@@ -338,7 +338,7 @@ impl World {
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),
             op_hash: self.op,
-            after_collective: false,
+            sequential: false,
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,

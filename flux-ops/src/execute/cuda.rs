@@ -21,7 +21,7 @@ use flux_kernels::cuda::{
 };
 use flux_kernels::{Activation, Element, GateLayout, KernelTarget, Variant, WeightLayout};
 use flux_transport::{
-    Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError,
+    Call, CollectiveKind, Communicator, Job, StagedTransfer, Started, Stream, TransportError,
     WorkspaceView,
 };
 use std::mem::ManuallyDrop;
@@ -200,17 +200,12 @@ impl CudaExecutor {
         });
         let more = &more[..recipe.problem.weight_count() - 1];
         let on = Launching { placed: &placed, kernel, number, operands, more, stream: raw_stream };
-        let enqueued = match &placed.execution.traffic {
-            Traffic::Collective(sequential) => {
-                self.enqueue_sequential::<T>(&mut call, sequential, on)
-            }
-            _ => self.enqueue::<T>(&mut call, on),
-        };
+        let enqueued = self.enqueue::<T>(&mut call, on);
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
         let enqueued = enqueued.and_then(|()| unsafe { self.normalise::<T>(operands, raw_stream) });
-        // SAFETY: as above. Peers write this half of the gather buffer again after this rank's next
-        // call, which comes behind the copy.
+        // SAFETY: the operands are held, and the kernel is ahead on the stream. Peers write this half
+        // of the gather buffer again after this rank's next call, which comes behind the copy.
         let enqueued = enqueued.and_then(|()| unsafe { self.hand_out::<T>(call.memory(), on) });
         super::end(comm, call, enqueued)
     }
@@ -265,126 +260,76 @@ impl CudaExecutor {
         unsafe { kernel.launch(&args) }.map_err(CallError::Launch)
     }
 
-    /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
+    /// Puts the kernel of a call that has begun on its stream, and the call's traffic around it.
     fn enqueue<T: Element>(&self, call: &mut Call<'_>, on: Launching<'_>) -> Result<(), CallError> {
-        let (plan, program, x) =
-            (&on.placed.execution, on.placed.program.program(), &on.operands.x);
-        let mut kernel_pushes = plan.kernel_pushes;
-        let exchange = match &plan.traffic {
-            Traffic::Messages { rounds, peers } => {
-                Some(super::rounds_of::<T>(x, (program, on.number), rounds, *peers))
+        let traffic = &on.placed.execution.traffic;
+        let job = on.job::<T>();
+        // SAFETY: the views borrow the rows, which are memory of this device. That they stay
+        // untouched until the stream is past the call is the promise of the views' maker, or
+        // cudarc's order with the views' end. The program was agreed on when the op was built.
+        let started = unsafe { call.start(&job) }?;
+        let args = self.args::<T>(&started, on);
+        match traffic {
+            Traffic::Collective(sequential) => {
+                self.launch_sequential(call, sequential, &started.view, on, args)
             }
-            _ => None,
-        };
-        match &plan.traffic {
-            Traffic::PeerMemory if !kernel_pushes && call.copy_engine_usable() => {
-                // SAFETY: the view borrows `x`, which is memory of this device. That it stays
-                // untouched until the stream is past the call is the promise of the view's maker,
-                // or cudarc's order with the view's end.
-                unsafe { call.push(&super::push_of::<T>(x, program)) }?;
+            Traffic::Staged(route) => {
+                let data = route.data(&started.view.data);
+                let data = &data[..started.view.data.len()];
+                // SAFETY: see `args`; the route's places are in the same workspace.
+                unsafe { self.launch(on, &LaunchArgs { data, ..args }) }
             }
-            Traffic::PeerMemory => kernel_pushes = true,
-            Traffic::ScatteredToHost => call.scatter(on.number)?,
-            Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => {}
-        }
-        if let Some(exchange) = &exchange {
-            // SAFETY: as above; the program was agreed on when the op was built, and what the
-            // kernel stores it announces by its signals.
-            unsafe { call.send_rounds(exchange) }?;
-        }
-        let (await_pushed, hash) = (call.pushes(), call.sequence_hash());
-        call.hand_over();
-        let memory = call.memory();
-        let staged = match &plan.traffic {
-            Traffic::Staged(route) => Some((route, route.data(&memory.data))),
-            _ => None,
-        };
-        let args = LaunchArgs {
-            data: staged.as_ref().map_or(&memory.data, |(_, data)| &data[..memory.data.len()]),
-            scatter_buffer: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
-            op_hash: hash.unwrap_or(if plan.compares_on_pads { on.number } else { 0 }),
-            await_pushed,
-            push: kernel_pushes,
-            ..self.args::<T>(call, on)
-        };
-        // SAFETY: see `args`.
-        unsafe { self.launch(on, &args) }?;
-        if let Some(exchange) = exchange.filter(|exchange| {
-            matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
-        }) {
-            // SAFETY: as above, of the same exchange.
-            return Ok(unsafe { call.send_stored_rounds(&exchange) }?);
-        }
-        if let Some((route, _)) = staged {
-            let carry = StagedTransfer {
-                x: x.address,
-                row_stride: x.row_bytes::<T>(),
-                route,
-                op: on.number,
-            };
-            // After the launch: enqueuing takes its time, and the kernel has the own shard to begin
-            // with.
-            // SAFETY: as for the push above.
-            return Ok(unsafe { call.stage(&carry) }?);
-        }
-        Ok(())
+            _ => {
+                // SAFETY: see `args`.
+                unsafe { self.launch(on, &args) }
+            }
+        }?;
+        // SAFETY: the rows stay as above, and it is the job that was started. What the kernel stores
+        // it announces by its signals.
+        Ok(unsafe { call.launched(&job) }?)
     }
 
-    /// Puts the collective of a call that has begun on its stream before the kernel, or behind it.
-    fn enqueue_sequential<T: Element>(
+    /// Launches the GEMM of a sequential call: the program of a world of one rank.
+    fn launch_sequential(
         &self,
-        call: &mut Call<'_>,
+        call: &Call<'_>,
         sequential: &Sequential,
+        memory: &WorkspaceView,
         on: Launching<'_>,
+        own: LaunchArgs<'_>,
     ) -> Result<(), CallError> {
-        let (rank, operands) = (self.comm.rank(), on.operands);
+        let (rank, problem) = (self.comm.rank(), &on.placed.execution.problem);
         let no_number = TransportError::MoverUnusable {
             why: "the host does not know which half of the workspace the call uses",
         };
-        let all_rows = sequential.all_rows(call.memory(), rank, call.epoch().ok_or(no_number)?);
+        let all_rows = sequential.all_rows(memory, rank, call.epoch().ok_or(no_number)?);
         let gathers = sequential.kind == CollectiveKind::AllGather;
-        let shard = matrix::<T>(if gathers { &operands.x } else { &operands.y });
-        let collective = sequential.collective(shard, on.number);
-        if gathers {
-            // SAFETY: the views borrow the shard, as in `enqueue`; the plan was agreed on when the
-            // op was built.
-            unsafe { call.collective(&collective) }?;
-        }
-        call.hand_over();
-        let memory = call.memory();
         let (data, pads) = ([memory.data[rank.index()]], [memory.pads[rank.index()]]);
-        let own = self.args::<T>(call, on);
         let args = LaunchArgs {
             x: if gathers { all_rows } else { own.x },
             y: if gathers { own.y } else { all_rows },
             bias: if sequential.adds_bias(rank) { own.bias } else { 0 },
-            residual: own.residual.and_then(|residual| {
-                sequential.residual(residual, self.comm.rank(), &on.placed.execution.problem)
-            }),
+            residual: own
+                .residual
+                .and_then(|residual| sequential.residual(residual, rank, problem)),
             data: &data,
             pads: &pads,
-            scatter_buffer: data[0],
-            after_collective: true,
+            sequential: true,
+            push: false,
             ..own
         };
-        // SAFETY: see `args`; the program is that of a world of one rank, whose memory these are,
-        // and the workspace holds the rows of all ranks.
-        unsafe { self.launch(on, &args) }?;
-        if !gathers {
-            // SAFETY: as above.
-            unsafe { call.collective(&collective) }?;
-        }
-        Ok(())
+        // SAFETY: see `args`; the memory is that of this rank, and holds the rows of all ranks.
+        unsafe { self.launch(on, &args) }
     }
 
-    /// The arguments of a launch in which ranks do not meet: no pushes, nothing to compare.
+    /// The arguments of a launch whose traffic was started.
     ///
     /// A launch with these is sound. The operands fit the problem and are held until the stream is
     /// past the call. The communicator's workspace covers the program, and stays until the device
     /// is drained. All ranks have agreed on the op.
-    fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'a>) -> LaunchArgs<'a> {
+    fn args<'a, T: Element>(&'a self, started: &'a Started, on: Launching<'a>) -> LaunchArgs<'a> {
         let Launching { placed, operands, more, stream, .. } = on;
-        let memory = call.memory();
+        let (plan, memory) = (&placed.execution, &started.view);
         LaunchArgs {
             x: matrix::<T>(&operands.x),
             w: matrix::<T>(&operands.w),
@@ -400,17 +345,18 @@ impl CudaExecutor {
             }),
             data: &memory.data,
             pads: &memory.pads,
-            scatter_buffer: 0,
+            scatter_buffer: memory.scattered.unwrap_or(memory.data[self.comm.rank().index()]),
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),
-            op_hash: 0,
-            after_collective: false,
+            op_hash: if plan.compares_on_pads { on.number } else { 0 },
+            sequential: false,
             deadline_ns: memory.deadline_ns,
-            await_pushed: false,
-            workers: placed.execution.workers,
-            push: false,
-            pace: placed.execution.pace,
+            await_pushed: started.pushes,
+            workers: plan.workers,
+            push: plan.kernel_pushes
+                || (matches!(plan.traffic, Traffic::PeerMemory) && !started.pushes),
+            pace: plan.pace,
             trace: self.trace.as_ref().map(|trace| &trace.buffer),
             stream,
         }
@@ -503,6 +449,33 @@ struct Launching<'a> {
     /// The further weights.
     more: &'a [WeightArgs],
     stream: usize,
+}
+
+impl<'a> Launching<'a> {
+    /// The call's traffic.
+    fn job<T: Element>(&self) -> Job<'a> {
+        let (plan, operands, op) = (&self.placed.execution, self.operands, self.number);
+        let (x, program) = (&operands.x, self.placed.program.program());
+        match &plan.traffic {
+            Traffic::PeerMemory if plan.kernel_pushes => Job::Nothing,
+            Traffic::PeerMemory => Job::Rows(super::push_of::<T>(x, program)),
+            Traffic::ScatteredToHost => Job::Scattered { op },
+            Traffic::Staged(route) => Job::Staged(StagedTransfer {
+                x: x.address,
+                row_stride: x.row_bytes::<T>(),
+                route,
+                op,
+            }),
+            Traffic::Messages { rounds, peers } => {
+                Job::Messages(super::rounds_of::<T>(x, (program, op), rounds, *peers))
+            }
+            Traffic::Collective(sequential) => {
+                let gathers = sequential.kind == CollectiveKind::AllGather;
+                let shard = matrix::<T>(if gathers { x } else { &operands.y });
+                Job::Collective(sequential.collective(shard, op))
+            }
+        }
+    }
 }
 
 fn matrix<T: Element>(view: &View) -> Matrix {

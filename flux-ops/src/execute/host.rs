@@ -12,7 +12,7 @@ use flux_kernels::cpu::{
     CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm,
 };
 use flux_kernels::{Element, WeightLayout};
-use flux_transport::{Communicator, HeldBytes, Stream};
+use flux_transport::{Communicator, HeldBytes, Job, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,13 +69,13 @@ impl<T: Element> HostExecutor<T> {
             .map_err(|error| planned.refused(error))?;
         let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
         let op_hash = planned.call_number(&call);
+        let job = Job::Rows(super::push_of::<T>(&operands.x, program.program()));
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        let pushed = unsafe { call.push(&super::push_of::<T>(&operands.x, program.program())) };
-        if let Err(error) = pushed {
-            return super::end(comm, call, Err(error.into()));
-        }
-        let await_pushed = call.pushes();
-        let memory = call.hand_over();
+        let started = match unsafe { call.start(&job) } {
+            Ok(started) => started,
+            Err(error) => return super::end(comm, call, Err(error.into())),
+        };
+        let (memory, await_pushed) = (&started.view, started.pushes);
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace while the call lives, and gives every rank
         // this layout. Only calls and their movers touch it, one call of a rank at a time. The

@@ -93,7 +93,7 @@ impl ExecutionPlan {
         let limited = has_limit && matches!(traffic, Traffic::ScatteredToHost);
         let limit = if limited { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
-        let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
+        let compares_on_pads = matches!(traffic, Traffic::PeerMemory);
         Ok((
             Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace },
             program,

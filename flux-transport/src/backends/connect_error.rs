@@ -1,9 +1,10 @@
 //! Why ranks did not become a communicator.
 
+use crate::backends::error::TransportError;
+use crate::backends::options::{ParseSelectError, Select};
 use crate::bootstrap::BootstrapError;
 use crate::bootstrap::control::{ControlError, Disagreed};
 use crate::cuda::CudaError;
-use crate::{ParseSelectError, Select, TransportError};
 use flux_core::{Rank, WorldSize};
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 
 use super::nccl::NcclError;
 use super::{Fault, TransportKind};
-use crate::Device;
 use crate::bootstrap::control::{ControlError, Disagreed};
 use crate::cuda::CudaError;
+use crate::device::Device;
 use flux_core::Rank;
 use flux_core::signal::Epoch;
 use std::time::Duration;

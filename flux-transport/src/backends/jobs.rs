@@ -1,10 +1,42 @@
-//! What an executor hands a mover in one call.
+//! What moves the data of one call: the job that an executor gives a transport.
 
+use super::view::WorkspaceView;
 use flux_core::DType;
 use flux_core::program::route::Route;
 use flux_core::program::{Forward, Round, Transfer};
+use std::sync::Arc;
 
 mod check;
+
+/// The traffic of one call, beside what its executor stores to peers itself.
+#[derive(Clone, Copy, Debug)]
+pub enum Job<'a> {
+    /// None.
+    Nothing,
+    /// Rows of the shard to gather buffers, by copy engines or a thread.
+    Rows(RowTransfers<'a>),
+    /// All that the call sends and receives, by copies through memory of the host.
+    Staged(StagedTransfer<'a>),
+    /// Rows that the executor scatters to memory of the host.
+    Scattered {
+        /// Number of the op, as in [`StagedTransfer::op`].
+        op: u32,
+    },
+    /// Messages in rounds, which all ranks go through in one order.
+    Messages(MessageRounds<'a>),
+    /// One collective of the transport's library, ahead of the executor's kernel or behind it.
+    Collective(LibraryCollective),
+}
+
+/// A job that was started.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// The workspace as the executor of the call reaches it.
+    pub view: Arc<WorkspaceView>,
+    /// Whether the transport carries the job's [rows](Job::Rows): the executor then awaits the end
+    /// of that, and else pushes them itself.
+    pub pushes: bool,
+}
 
 /// A mover's work in one call: transfers from this rank's shard to gather buffers, with signals.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +98,8 @@ pub enum Source<'a> {
     /// crosses nodes of the transfers; what does not, and what is passed on of what the rounds
     /// bring, are copies.
     Rows(RowTransfers<'a>),
-    /// What the executor stores where [`Call::send_rounds`](crate::Call::send_rounds) shows it the
-    /// readers' data regions, each chunk when its signal is raised there (GEMM-ReduceScatter).
+    /// What the executor stores where the [started](Started::view) call shows it the readers' data
+    /// regions, each chunk when its signal is raised there (GEMM-ReduceScatter).
     Stored {
         /// Whether a reader has a place for every rank, in rank order, and so for itself, as where
         /// tiles span shards.
@@ -123,6 +155,11 @@ pub enum CollectiveKind {
 }
 
 impl LibraryCollective {
+    /// Whether it brings what the kernel reads, and so goes ahead of it.
+    pub fn is_ahead(&self) -> bool {
+        self.kind == CollectiveKind::AllGather
+    }
+
     /// Shards among the rows of all ranks.
     pub(crate) const fn shards(&self, world: u32) -> u32 {
         match self.kind {

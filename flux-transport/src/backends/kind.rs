@@ -48,8 +48,7 @@ pub enum Mover {
     CopyEngine,
     /// Messages, sent and received on a stream of their own: an executor's kernel stores into
     /// memory of this rank's [node](crate::Communicator::nodes) only, and
-    /// [`Call::send_rounds`](crate::Call::send_rounds) carries both what is pushed and what is
-    /// sent.
+    /// [messages](crate::Job::Messages) carry both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
@@ -76,10 +75,10 @@ pub struct Capabilities {
 pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
-    /// Rows of partial sums, where [the transport](crate::Call::scatter) says so in a call. Other
-    /// calls are [staged](crate::Call::stage).
+    /// Rows of partial sums, where a call's job is [that](crate::Job::Scattered). Other calls are
+    /// [staged](crate::Job::Staged).
     Rows,
-    /// Nothing: each call is [staged](crate::Call::stage), or [sent as
-    /// messages](crate::Call::send_rounds).
+    /// Nothing: each call is [staged](crate::Job::Staged), or [sent as
+    /// messages](crate::Job::Messages).
     Nothing,
 }

@@ -2,9 +2,8 @@
 //!
 //! Invariant: a backend knows nothing of the communicator, which sees it as a [`Transport`].
 
-mod calls;
 mod connect_error;
-mod drain;
+pub(crate) mod device;
 mod error;
 mod fault;
 mod held;
@@ -22,12 +21,13 @@ mod transport;
 mod view;
 
 pub use connect_error::ConnectError;
-pub(crate) use drain::failing;
+pub(crate) use device::drain::failing;
 pub use error::TransportError;
 pub use fault::{Fault, Wait, reason};
 pub use held::HeldBytes;
 pub use jobs::{
-    CollectiveKind, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,
+    CollectiveKind, Job, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,
+    Started,
 };
 pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
 pub(crate) use nodes::{asked, grouped};

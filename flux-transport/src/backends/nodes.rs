@@ -2,8 +2,9 @@
 //!
 //! Invariant: ranks of one node share a host, and all ranks group them alike.
 
+use crate::backends::connect_error::ConnectError;
+use crate::backends::options::Select;
 use crate::bootstrap::control::Hosts;
-use crate::{ConnectError, Select};
 use flux_core::{Nodes, WorldSize};
 
 /// The number of nodes that this rank asks for: by option, else by `FLUX_NODES`.

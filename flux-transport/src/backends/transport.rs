@@ -1,14 +1,15 @@
 //! What a backend does for a communicator.
 //!
-//! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and
-//! [`finish`](Transport::finish) of one call under its lock, and [`reserve`](Transport::reserve)
-//! too; the other methods at any time from any thread.
-use super::{
-    Capabilities, LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, TransportError,
-    TransportKind, WorkspaceView,
-};
+//! Invariant: the communicator calls [`begin`](Transport::begin), [`start`](Transport::start),
+//! [`launched`](Transport::launched) and [`finish`](Transport::finish) of one call under its lock,
+//! and [`reserve`](Transport::reserve) too; the other methods at any time from any thread.
+use super::error::TransportError;
+use super::held::HeldBytes;
+use super::jobs::{Job, Started};
+use super::kind::{Capabilities, TransportKind};
+use super::view::WorkspaceView;
 use crate::bootstrap::control::Collective;
-use crate::{Device, HeldBytes, Stream};
+use crate::device::{Device, Stream};
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -64,99 +65,24 @@ pub(crate) trait Transport: Send + Sync + Debug {
         false
     }
 
-    /// Whether [`push`](Self::push) can be used in this call; else the executor pushes.
-    fn copy_engine_usable(&self) -> bool {
-        false
-    }
-
-    /// Has the mover carry out `push`, then set the control block's word; returns at once. Once in
-    /// a call, if [`copy_engine_usable`](Self::copy_engine_usable).
+    /// Starts the traffic of the call in progress, ahead of its executor; returns at once. Once in
+    /// a call.
+    ///
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
     ///
     /// # Safety
-    /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn push(
-        &self,
-        stream: Stream<'_>,
-        push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError>;
+    /// The rows of `job` are used by nothing else until the call has finished on `stream`. All
+    /// ranks start the same program's job.
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError>;
 
-    /// Has messages carry the caller's [rows](crate::Source::Rows) of `exchange`, in both
-    /// directions. At most once in a call, and only where
-    /// [`Mover::Messages`](crate::Mover::Messages) carries. Returns the workspace as the executor
-    /// of this call uses it: addresses of peers in other nodes are those of own memory, from where
-    /// messages send. What the executor [stores](crate::Source::Stored) is sent by
-    /// [`send_stored_rounds`](Self::send_stored_rounds).
-    ///
-    /// An exchange is in rounds, which all ranks go through in one order; a route that is
-    /// [staged](Self::stage) has each side in its own order.
+    /// Carries the part of a started job that comes behind the executor's launch; returns at once,
+    /// or when a full stream has room. Once, after [`start`](Self::start) of the same job.
     ///
     /// # Safety
-    /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
-    /// hand over the same program's rounds.
-    unsafe fn send_rounds(
-        &self,
-        _stream: Stream<'_>,
-        _messages: &MessageRounds<'_>,
-    ) -> Result<Arc<WorkspaceView>, TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
-    }
-
-    /// Has the messages of an exchange that was handed over in this call carry what the executor
-    /// [stores](crate::Source::Stored). After its launch: messages await what it stores, and the
-    /// host waits for these where a stream is full. Once, after [`send_rounds`](Self::send_rounds).
-    ///
-    /// # Safety
-    /// As there, and it is the same exchange.
-    unsafe fn send_stored_rounds(
-        &self,
-        _stream: Stream<'_>,
-        _messages: &MessageRounds<'_>,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable {
-            why: "this transport sends nothing between the parts of a call",
-        })
-    }
-
-    /// Puts a collective of the library on `stream`, as all the traffic of the call in progress.
-    /// Once in a call.
-    ///
-    /// # Safety
-    /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand
-    /// over the same collective.
-    unsafe fn collective(
-        &self,
-        _stream: Stream<'_>,
-        _collective: &LibraryCollective,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport has no collectives of a library" })
-    }
-
-    /// The op-sequence hash that the executor of the call in progress announces on pads; nothing
-    /// where the op's number does, or where the transport compares.
-    fn sequence_hash(&self) -> Option<u32> {
-        None
-    }
-
-    /// Carries all that this call sends and receives, beside its launched kernel; returns at once.
-    /// Once in a call.
-    ///
-    /// # Safety
-    /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn stage(
-        &self,
-        _stream: Stream<'_>,
-        _carry: &StagedTransfer<'_>,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
-    }
-
-    /// The workspace for an executor that scatters this call's rows itself, if it
-    /// [may](crate::PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`:
-    /// as in [`StagedTransfer::op`].
-    fn scatter(&self, _stream: Stream<'_>, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
-        Err(TransportError::MoverUnusable {
-            why: "this transport has no memory of the host to scatter rows to",
-        })
+    /// As there.
+    unsafe fn launched(&self, _stream: Stream<'_>, _job: &Job<'_>) -> Result<(), TransportError> {
+        Ok(())
     }
 
     /// Ends a call in which no executor ran: it does not count.
@@ -167,6 +93,10 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Ends the call: what comes next on `stream` comes after its transfers. The host waits for
     /// them.
     fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError>;
+
+    /// Returns when this rank has heard what its peers say of the calls that have ended here, or a
+    /// moment later.
+    fn ask_peers(&self) {}
 
     /// This rank's fault record, if a wait has failed. Does not synchronise.
     fn read_fault(&self) -> Option<FaultRecord>;

@@ -170,6 +170,7 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     vec![
         ("frame", "abort", framed(Kind::Abort, 0, 0, &[1, 0, 0, 0, 7, 0, 0, 0])),
         ("frame", "departure", framed(Kind::Depart, 0, 0, &[1, 0, 0, 0, 7, 0, 0, 0])),
+        ("frame", "told", framed(Kind::Told, 0, 0, &[1; 20])),
         ("frame", "descriptors", framed(Kind::Descriptors, 2, 4, b"")),
         ("frame", "exchange", framed(Kind::Exchange, 0, 3, b"body")),
         ("hello", "hello", hello.clone()),

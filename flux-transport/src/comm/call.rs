@@ -1,16 +1,13 @@
 //! One call on a communicator, from begin to finish.
 //!
 //! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A
-//! call that handed out transfers or the workspace is finished, or the communicator is broken.
+//! call whose job was started is finished, or the communicator is broken.
 
 use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
-use crate::backends::reason;
-use crate::{
-    LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, Stream, TransportError,
-    WorkspaceView,
-};
+use crate::backends::{Job, Started, TransportError, WorkspaceView, reason};
+use crate::device::Stream;
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +18,6 @@ pub struct Call<'c> {
     comm: &'c Communicator,
     stream: Stream<'c>,
     view: Arc<WorkspaceView>,
-    pushes: bool,
     // Whether peers may have been given anything, so that the call cannot be taken back.
     handed: bool,
     // The call's number, where the host knows it.
@@ -103,7 +99,6 @@ impl<'c> Call<'c> {
             comm,
             stream,
             view: transport.view(),
-            pushes: false,
             handed: false,
             number: None,
             noted,
@@ -123,15 +118,9 @@ impl<'c> Call<'c> {
         self.comm.working()
     }
 
-    /// The workspace, as this rank's executor reaches it.
+    /// The workspace, as this rank reaches it without any job. Executors take that of the
+    /// [started](Self::start) job.
     pub fn memory(&self) -> &WorkspaceView {
-        &self.view
-    }
-
-    /// The workspace for an executor about to run. Unless the call is then
-    /// [finished](Self::finish), the communicator is broken.
-    pub fn hand_over(&mut self) -> &WorkspaceView {
-        self.handed = true;
         &self.view
     }
 
@@ -145,135 +134,41 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().capturing()
     }
 
-    /// Whether [`push`](Self::push) can be used: once in a call, and not in a world of one. While a
-    /// call is captured, and after, the half that a copy engine writes to is known on the device
-    /// only, and the kernel must push.
-    pub fn copy_engine_usable(&self) -> bool {
-        self.comm.inner.health.transport().copy_engine_usable()
-    }
-
-    /// Has the mover carry this rank's shard to gather buffers (AllGather-GEMM); returns at once.
-    /// Once in a call.
+    /// Starts the call's traffic, ahead of its executor; returns at once. Once in a call, and from
+    /// then on it is [finished](Self::finish), or the communicator is broken.
+    ///
+    /// While a call is captured, and after, the half that a copy engine writes to is known on the
+    /// device only, so the executor [pushes](Started::pushes).
     ///
     /// # Safety
-    /// The shard stays readable and unwritten until the call has finished: on the host until
-    /// [`finish`](Self::finish) returns, on a device until the stream has passed it.
+    /// The rows of `job` are used by nothing else until the call has finished: on the host until
+    /// [`finish`](Self::finish) returns, on a device until the stream has passed it. Every rank of
+    /// the communicator starts the job of the same program.
     ///
     /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
-    pub unsafe fn push(&mut self, push: &RowTransfers<'_>) -> Result<(), TransportError> {
-        if push.transfers.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().push(self.stream, push) };
-        self.note(handed)
-    }
-
-    /// Carries all that this call sends and receives, where executors do not reach peers' memory;
-    /// returns at once. Once in a call, after the kernel's launch.
-    ///
-    /// # Safety
-    /// As [`push`](Self::push).
-    ///
-    /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
-    pub unsafe fn stage(&mut self, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
-        // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().stage(self.stream, carry) };
-        self.handed |= Self::handed_out(&handed);
-        handed
-    }
-
-    /// Lets the executor scatter rows to peers itself, where the transport [supports
-    /// it](crate::PeerStores::Rows); [`memory`](Self::memory) then shows where. Instead of
-    /// [`stage`](Self::stage), before the kernel's launch. `op`: as in [`StagedTransfer::op`].
-    ///
-    /// # Errors
-    /// [`TransportError::MoverUnusable`] if unsupported or the call was scattered or carried
-    /// already; [`TransportError::WrongStream`].
-    pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
-        let handed = self.comm.inner.health.transport().scatter(self.stream, op);
-        self.handed |= Self::handed_out(&handed);
-        self.view = handed?;
-        Ok(())
-    }
-
-    fn handed_out<T>(handed: &Result<T, TransportError>) -> bool {
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves;
+    /// the driver's or the library's refusal.
+    pub unsafe fn start(&mut self, job: &Job<'_>) -> Result<Started, TransportError> {
         use TransportError::{BadTransfer, MoverUnusable, WrongStream};
-        !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))
+        // SAFETY: this function's caller vouches for the rows and the program.
+        let started = unsafe { self.comm.inner.health.transport().start(self.stream, job) };
+        // A driver may refuse after a part of it.
+        self.handed |=
+            !matches!(started, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }));
+        started
     }
 
-    /// Notes that transfers were handed out: a driver may refuse after a part of them.
-    fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
-        let began = Self::handed_out(&handed);
-        self.pushes |= began;
-        self.handed |= began;
-        handed
-    }
-
-    /// Has messages carry what this rank's executor gives and awaits, where the transport's mover
-    /// [carries messages](crate::Mover::Messages); [`memory`](Self::memory) is from then on as the
-    /// executor uses it. Returns at once. At most once in a call.
+    /// Has the transport carry what comes behind the executor's launch: what that stores, copies
+    /// beside it, or a collective. Once, of the [started](Self::start) job.
     ///
     /// # Safety
-    /// As [`push`](Self::push); and every rank of the communicator hands over the rounds of the
-    /// same program.
+    /// As [`start`](Self::start).
     ///
     /// # Errors
-    /// As [`push`](Self::push).
-    pub unsafe fn send_rounds(
-        &mut self,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<(), TransportError> {
-        // SAFETY: this function's caller vouches for the rows and the rounds.
-        let handed =
-            unsafe { self.comm.inner.health.transport().send_rounds(self.stream, exchange) };
-        self.handed |= Self::handed_out(&handed);
-        self.view = handed?;
-        Ok(())
-    }
-
-    /// Has messages carry what the executor stores, which was launched, for the
-    /// [rounds](Self::send_rounds) of this call.
-    ///
-    /// # Safety
-    /// As [`send_rounds`](Self::send_rounds), of the same.
-    ///
-    /// # Errors
-    /// [`TransportError::MoverUnusable`] where no such exchange waits for it;
-    /// [`TransportError::Nccl`].
-    pub unsafe fn send_stored_rounds(
-        &self,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<(), TransportError> {
-        // SAFETY: this function's caller vouches for the rounds.
-        unsafe { self.comm.inner.health.transport().send_stored_rounds(self.stream, exchange) }
-    }
-
-    /// Puts a collective of the transport's library on the call's stream, as all the traffic of a
-    /// sequential call: what is enqueued next comes after it. Once in a call.
-    ///
-    /// # Safety
-    /// The shard is used by nothing else until the call has finished on its stream; every rank of
-    /// the communicator hands over the same collective.
-    ///
-    /// # Errors
-    /// As [`push`](Self::push).
-    pub unsafe fn collective(
-        &mut self,
-        collective: &LibraryCollective,
-    ) -> Result<(), TransportError> {
-        // SAFETY: this function's caller vouches for the shard.
-        let handed =
-            unsafe { self.comm.inner.health.transport().collective(self.stream, collective) };
-        self.handed |= Self::handed_out(&handed);
-        handed
-    }
-
-    /// The op-sequence hash that the executor announces on pads in the op's place, where it does.
-    pub fn sequence_hash(&self) -> Option<u32> {
-        self.comm.inner.health.transport().sequence_hash()
+    /// As [`start`](Self::start).
+    pub unsafe fn launched(&self, job: &Job<'_>) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the rows and the program.
+        unsafe { self.comm.inner.health.transport().launched(self.stream, job) }
     }
 
     /// Calls [without rows](Communicator::empty_call) before this one, modulo 2^32.
@@ -284,11 +179,6 @@ impl<'c> Call<'c> {
     /// The call's number, where the host knows it: not of a call that is captured.
     pub fn epoch(&self) -> Option<Epoch> {
         self.number
-    }
-
-    /// Whether the mover reads the shard, so that the executor must await its end.
-    pub fn pushes(&self) -> bool {
-        self.pushes
     }
 
     /// Ends the call: what comes next on the stream comes after it. On the host the call is then

@@ -183,7 +183,10 @@ impl Health {
             Notice::Departed { by, communicator, last } if communicator == self.number => {
                 self.miss(self.departures.note(by, last));
             }
-            Notice::Aborted { .. } | Notice::GaveUp { .. } | Notice::Departed { .. } => {}
+            Notice::Aborted { .. }
+            | Notice::GaveUp { .. }
+            | Notice::Departed { .. }
+            | Notice::Told { .. } => {}
         }
     }
 

@@ -1,10 +1,11 @@
 //! A transport without memory, for tests of its users.
 
-use crate::backends::Transport;
-use crate::bootstrap::control::Collective;
-use crate::{
-    Capabilities, Device, Mover, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView,
+use crate::backends::{
+    Capabilities, Job, Mover, PeerStores, Started, Transport, TransportError, TransportKind,
+    WorkspaceView,
 };
+use crate::bootstrap::control::Collective;
+use crate::device::{Device, Stream};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;
@@ -47,7 +48,7 @@ impl Transport for MockTransport {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            peer_stores: crate::PeerStores::All,
+            peer_stores: PeerStores::All,
             mover: Mover::Thread,
             graphs: false,
             processes: false,
@@ -80,12 +81,8 @@ impl Transport for MockTransport {
         None
     }
 
-    unsafe fn push(
-        &self,
-        _stream: Stream<'_>,
-        _push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        Ok(())
+    unsafe fn start(&self, _stream: Stream<'_>, _job: &Job<'_>) -> Result<Started, TransportError> {
+        Ok(Started { view: self.view(), pushes: false })
     }
 
     fn finish(&self, _stream: Stream<'_>) -> Result<(), TransportError> {

@@ -1,14 +1,15 @@
 //! Opens each backend. Collective.
 
-use crate::backends::Transport;
+use crate::backends::device::peer_memory::{PeerDevices, Reachability};
 use crate::backends::host::Host;
 use crate::backends::mixed::{self, Mixed};
 use crate::backends::nccl::{self, NcclTransport};
-use crate::backends::nvlink::{NvLink, PeerDevices, Reach};
+use crate::backends::nvlink::NvLink;
 use crate::backends::pcie::Pcie;
+use crate::backends::{ConnectError, Options, Select, Transport};
 use crate::bootstrap::control::agree;
+use crate::bootstrap::world::World;
 use crate::topology::probe;
-use crate::{ConnectError, Options, Select, World};
 use flux_core::Nodes;
 use std::time::Instant;
 
@@ -19,7 +20,11 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
 /// If any rank's environment forbids peer access, no rank maps a peer's memory.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::NvLink)?;
-    Ok(Box::new(NvLink::connect(world, options, PeerDevices::meet(world, options, Reach::Peers)?)?))
+    Ok(Box::new(NvLink::connect(
+        world,
+        options,
+        PeerDevices::meet(world, options, Reachability::Peers)?,
+    )?))
 }
 
 pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
@@ -48,7 +53,7 @@ pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport
 }
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let members =
-        PeerDevices::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
+    let members = PeerDevices::meet(world, options, Reachability::Host)
+        .map_err(|error| error.of(Select::Pcie))?;
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }

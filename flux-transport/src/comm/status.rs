@@ -38,12 +38,14 @@ impl Communicator {
     /// [`rebuild`](Self::rebuild).
     pub fn status(&self) -> Result<(), Fault> {
         self.inner.world.control().settle();
+        self.inner.health.transport().ask_peers();
         self.inner.health.status().map_err(|fault| self.gathered(fault).fault.clone())
     }
 
     /// The first fault with what every rank was doing; `None` while the communicator works.
     pub fn failure(&self) -> Option<&Failure> {
         self.inner.world.control().settle();
+        self.inner.health.transport().ask_peers();
         self.inner.health.status().err().map(|fault| self.gathered(fault))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a thread with its turn is refused another. Every wait for a turn is bounded.
 
-use crate::TransportError;
+use crate::backends::TransportError;
 use crate::sync::locked;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -64,10 +64,12 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::Rebuild;
+    use crate::backends::{ConnectError, Options, Select, TransportError};
+    use crate::bootstrap::world::World;
+    use crate::comm::Communicator;
+    use crate::device::Stream;
     use crate::lateness::{AMPLE, scaled};
-    use crate::{
-        Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World,
-    };
     use flux_core::layout::WorkspaceSize;
     use std::sync::mpsc::channel;
     use std::time::Duration;

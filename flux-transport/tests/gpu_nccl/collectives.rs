@@ -5,7 +5,7 @@ use crate::lateness::AMPLE;
 use flux_core::layout::WorkspaceSize;
 use flux_cuda::{CudaDevice, SideStream};
 use flux_transport::internal::nccl::{self, Comm, ElementType, UniqueId};
-use flux_transport::{Communicator, Options, Select, World};
+use flux_transport::{CollectiveKind, Communicator, Options, Select, World};
 
 #[test]
 fn collectives_of_all_devices_give_the_sums_of_the_host() {
@@ -26,14 +26,16 @@ fn collectives_of_all_devices_give_the_sums_of_the_host() {
         let gathered = Buffer::new(&device, 4 * WORDS * blocks);
         let scattered = Buffer::new(&device, 4 * WORDS);
         let reduced = Buffer::new(&device, 4 * WORDS * blocks);
-        let kind = ElementType::U32;
         // SAFETY: the buffers have the needed sizes and outlive the reads below, which synchronise.
         unsafe {
-            comm.all_gather(from.address, gathered.address, WORDS, kind, stream.raw()).unwrap();
-            comm.reduce_scatter(from.address, scattered.address, WORDS, kind, stream.raw())
-                .unwrap();
-            comm.all_reduce(from.address, reduced.address, WORDS * blocks, kind, stream.raw())
-                .unwrap();
+            for (kind, to, words) in [
+                (CollectiveKind::AllGather, &gathered, WORDS),
+                (CollectiveKind::ReduceScatter, &scattered, WORDS),
+                (CollectiveKind::AllReduce, &reduced, WORDS * blocks),
+            ] {
+                let ends = (from.address, to.address);
+                comm.collective(kind, ends, words, ElementType::U32, stream.raw()).unwrap();
+            }
         }
         stream.synchronize().unwrap();
         comm.status().unwrap();

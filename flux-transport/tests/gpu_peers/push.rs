@@ -33,7 +33,7 @@ fn a_bad_transfer_is_refused_before_anything_moves() {
         let x = Buffer::from_words(&this.device, &shard(this.rank(), 1, ROW));
         let mut call = this.comm.begin(this.stream()).unwrap();
         // SAFETY: nothing is enqueued.
-        let error = unsafe { call.push(&push(&x, ROW, &list)) }.unwrap_err();
+        let error = unsafe { call.start(&push(&x, ROW, &list)) }.unwrap_err();
         assert!(matches!(error, TransportError::BadTransfer { index: 2, .. }), "{error}");
         drop(call);
         this.comm.barrier().unwrap();

@@ -6,7 +6,7 @@ use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 use flux_cuda::SideStream;
-use flux_transport::{Options, RowTransfers, WorkspaceView};
+use flux_transport::{Job, Options, RowTransfers, WorkspaceView};
 
 pub(crate) const ROWS: u32 = 64;
 /// Calls of [`calls_arrive`].
@@ -53,8 +53,8 @@ pub(crate) fn shard(rank: u32, epoch: u32, stride: usize) -> Vec<u32> {
     pattern(rank + 1, ROWS as usize * stride).into_iter().map(|word| word ^ epoch).collect()
 }
 
-pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> RowTransfers<'a> {
-    RowTransfers {
+pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> Job<'a> {
+    Job::Rows(RowTransfers {
         x: x.address,
         row_stride: 4 * stride as u64,
         row_bytes: 4 * ROW as u64,
@@ -64,7 +64,7 @@ pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> 
         full_places: u32::MAX,
         transfers,
         forwards: &[],
-    }
+    })
 }
 
 /// What every peer sent in call `epoch` is in this rank's half, and its signals say so.
@@ -105,16 +105,14 @@ pub(crate) fn calls_arrive(this: &RankUnderTest, first: u32) {
         let stream = if i % 2 == 0 { this.stream() } else { stream_of(&second) };
         let mut call = this.comm.begin(stream).unwrap();
         assert!(!call.capturing());
-        assert!(call.copy_engine_usable());
-        let view = call.memory().clone();
         // SAFETY: `x` lives past the synchronisation below.
-        unsafe { call.push(&push(&x, stride, &list)) }.unwrap();
-        assert!(call.pushes());
+        let started = unsafe { call.start(&push(&x, stride, &list)) }.unwrap();
+        assert!(started.pushes);
         call.finish().unwrap();
         this.device.synchronize().unwrap();
         assert_eq!(this.control(), [epoch, 0, 0, epoch]);
         this.comm.barrier().unwrap();
-        assert_arrived(this, &view, epoch, stride);
+        assert_arrived(this, &started.view, epoch, stride);
         this.close_call(epoch);
         // A call that is given up before it hands anything out does not count.
         drop(this.comm.begin(this.stream()).unwrap());

@@ -11,8 +11,8 @@ use flux_core::{DType, Nodes, Problem, Rank};
 use flux_cuda::{CudaDevice, DeviceBlock, Event};
 use flux_kernels::cuda::{Matrix, RmsNormArgs};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
-use flux_transport::Stream;
 use flux_transport::internal::nccl::{Comm, ElementType};
+use flux_transport::{CollectiveKind, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,9 +236,9 @@ impl Gpu {
         anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
         // SAFETY: one word of this rank's memory, on its one stream.
         unsafe {
-            nccl.all_reduce(
-                word.address(),
-                word.address(),
+            nccl.collective(
+                CollectiveKind::AllReduce,
+                (word.address(), word.address()),
                 1,
                 ElementType::U32,
                 self.raw_stream(),

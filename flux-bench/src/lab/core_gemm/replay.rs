@@ -163,7 +163,7 @@ impl Replay {
             half_stride: program.workspace().half_stride(),
             // Alone, whatever its program says of peers.
             op_hash: 0,
-            after_collective: false,
+            sequential: false,
             deadline_ns: DEADLINE_NS,
             await_pushed: false,
             workers: self.workers,

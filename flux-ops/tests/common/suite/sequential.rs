@@ -2,11 +2,12 @@
 
 use super::messages::{before_a_new_group, plain, rank_1_never_calls};
 use super::{AnyOp, Case, Machine, Number, call, defaults, equal_shards, few_rows, layouts};
-use crate::common::{Memory, Node, OPS, OpOptions, Values};
+use crate::common::{Memory, Node, OPS, OpOptions, Values, scaled};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, KSplit, Plan};
 use flux_core::signal::Epoch;
-use flux_ops::{Activation, Layout};
+use flux_cuda::{CudaDevice, PinnedBlock, wait_value_async};
+use flux_ops::{Activation, EpilogueArgs, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
 use std::time::Duration;
@@ -160,7 +161,50 @@ fn with_gaps(dense: &[bf16], layout: Layout, node: &Node) -> Memory<bf16> {
     node.upload(&wide)
 }
 
-/// No kernel of a sequential call waits for a peer, so the guard ends the collective.
+/// The deadline of a collective begins when the device has come to it: a stream that others hold up
+/// for twice as long ahead of a call is nobody's fault.
+pub fn a_stream_that_is_held_up_ahead_of_a_sequential_call_blames_nobody(machine: Machine) {
+    let deadline = scaled(Duration::from_secs(3));
+    for (world, op) in machine.worlds(&[2]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+    {
+        let shape = equal_shards(machine, op, world);
+        let case = Case::<bf16>::new(op, shape, world, Values::Integers, 71);
+        let expected = case.expected_on(machine);
+        let options = |options: &mut Options| options.deadline = deadline;
+        machine.run(world, options, |node| {
+            let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+            let (lx, lw, ly) = layouts(&case, node.rank);
+            let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+            let mut y = node.poisoned(ly.span());
+            let device = CudaDevice::open(node.comm.device().ordinal().unwrap()).unwrap();
+            let (held, word) =
+                (node.stream().raw().unwrap(), PinnedBlock::new(&device, 4).unwrap());
+            // To pin memory may wait for all devices.
+            node.comm.barrier().unwrap();
+            let current = device.enter().unwrap();
+            // SAFETY: the word is there until the stream has passed it, below.
+            unsafe { wait_value_async(&device, word.address(), 1, held) }.unwrap();
+            drop(current);
+            op.forward_with(
+                &node.view(&x, lx),
+                &node.view(&w, lw),
+                EpilogueArgs::new(),
+                &mut node.view_mut(&mut y, ly),
+                node.stream(),
+            )
+            .unwrap();
+            std::thread::sleep(2 * deadline);
+            assert_eq!(op.status(), Ok(()));
+            // SAFETY: the word is there, and only read by the device.
+            unsafe { word.host().cast::<u32>().write_volatile(1) };
+            let y = node.download(&y);
+            assert_eq!(op.status(), Ok(()));
+            case.assert_equal(&expected, &op, node.rank, &y, "a call behind others' work");
+        });
+    }
+}
+
+/// No kernel of a sequential call waits for a peer, so the watchdog ends the collective.
 pub fn a_rank_that_never_makes_a_sequential_call_is_named(machine: Machine) {
     before_a_new_group(
         machine,

@@ -3,7 +3,7 @@
 //! Invariant: a block starts zeroed, never moves, and lives until its last owner drops it. Its
 //! address is exposed.
 
-use crate::TransportError;
+use crate::backends::error::TransportError;
 use flux_core::layout::LINE;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;

@@ -4,7 +4,7 @@
 //! and all its pages are allocated. So no access can fail, and the memory goes with the last
 //! mapping.
 
-use crate::TransportError;
+use crate::backends::error::TransportError;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};

@@ -6,9 +6,9 @@
 use super::block::Block;
 use super::offer::Offer;
 use super::region::Region;
-use crate::backends::error::same_epoch;
+use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::view::WorkspaceView;
 use crate::bootstrap::control::{Collective, Launch, agree, together};
-use crate::{TransportError, WorkspaceView};
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
 use flux_core::signal::{self, Control, Epoch, SharedMemory, Word, Words};
 use flux_core::{Rank, WorldSize};

@@ -13,13 +13,17 @@ mod mover;
 mod offer;
 mod region;
 
-use crate::backends::Transport;
+use crate::backends::connect_error::ConnectError;
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{Job, Started};
+use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
 use crate::backends::nodes::grouped;
+use crate::backends::options::{Options, Select};
+use crate::backends::transport::Transport;
+use crate::backends::view::WorkspaceView;
 use crate::bootstrap::control::{Collective, ControlError, Launch, together};
-use crate::{
-    Capabilities, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
-};
+use crate::bootstrap::world::World;
+use crate::device::{Device, Stream};
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::{Epoch, Word, Words, read_fault};
@@ -39,7 +43,8 @@ pub(crate) struct Host {
     mover: Option<MoverThread>,
     /// What the programs of calls take for nodes.
     nodes: Option<Nodes>,
-    pushed: AtomicBool,
+    /// Whether the job of the call in progress was.
+    started: AtomicBool,
 }
 
 impl Host {
@@ -70,8 +75,8 @@ impl Host {
             deadline,
         )?;
         let launch = world.launch();
-        let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
-        Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, pushed })
+        let (mapping, started) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
+        Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, started })
     }
 
     fn mapping(&self) -> Arc<Mapping> {
@@ -90,8 +95,8 @@ impl Transport for Host {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            peer_stores: crate::PeerStores::All,
-            mover: crate::Mover::Thread,
+            peer_stores: PeerStores::All,
+            mover: Mover::Thread,
             graphs: false,
             processes: true,
         }
@@ -134,7 +139,7 @@ impl Transport for Host {
         if stream != Stream::Host {
             return Err(TransportError::WrongStream { stream: stream.raw(), device: Device::Host });
         }
-        self.pushed.store(false, Ordering::Relaxed);
+        self.started.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -142,29 +147,31 @@ impl Transport for Host {
         Some(self.mapping().epoch())
     }
 
-    fn copy_engine_usable(&self) -> bool {
-        self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
-    }
-
-    unsafe fn push(
-        &self,
-        _stream: Stream<'_>,
-        push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        let Some(mover) = &self.mover else {
-            return Err(TransportError::MoverUnusable {
-                why: "a world of one rank has no peers to move to",
-            });
-        };
-        if self.pushed.swap(true, Ordering::Relaxed) {
-            return Err(TransportError::MoverUnusable { why: "it has been used in this call" });
-        }
+    unsafe fn start(&self, _stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
         let mapping = self.mapping();
-        push.check(mapping.world.get(), mapping.view.size)?;
-        // SAFETY: the transfers were just checked against this mapping; the caller vouches for the
-        // shard until the call has finished. `finish` waits, so the last call's job has ended.
-        unsafe { mover.start(mapping, push) };
-        Ok(())
+        job.check(mapping.world.get(), mapping.view.size)?;
+        let rows = match job {
+            Job::Nothing => None,
+            Job::Rows(rows) => Some(rows).filter(|rows| !rows.transfers.is_empty()),
+            other => return Err(other.unusable()),
+        };
+        if self.started.swap(true, Ordering::Relaxed) {
+            let why = "a job of this call was started before";
+            return Err(TransportError::MoverUnusable { why });
+        }
+        let started = Started { view: Arc::clone(&mapping.view), pushes: rows.is_some() };
+        match (rows, &self.mover) {
+            (None, _) => {}
+            // SAFETY: the transfers were just checked against this mapping; the caller vouches for
+            // the shard until the call has finished. `finish` waits, so the last call's job has
+            // ended.
+            (Some(rows), Some(mover)) => unsafe { mover.start(mapping, rows) },
+            (Some(_), None) => {
+                let why = "a world of one rank has no peers to move to";
+                return Err(TransportError::MoverUnusable { why });
+            }
+        }
+        Ok(started)
     }
 
     fn finish(&self, _stream: Stream<'_>) -> Result<(), TransportError> {

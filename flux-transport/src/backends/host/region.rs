@@ -5,7 +5,7 @@
 
 use super::block::Block;
 use super::file::{self, MappedFile};
-use crate::TransportError;
+use crate::backends::error::TransportError;
 use crate::backends::registry::Registry;
 use crate::backends::view::checked_bytes;
 use flux_core::layout::WorkspaceSize;

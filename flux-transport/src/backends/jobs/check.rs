@@ -2,12 +2,37 @@
 //!
 //! Invariant: checked work touches only the workspace and the caller's rows.
 
-use super::{LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer};
-use crate::TransportError;
+use super::{Job, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer};
+use crate::backends::error::TransportError;
 use flux_core::layout::WorkspaceSize;
 
-impl StagedTransfer<'_> {
+impl Job<'_> {
+    /// Checks that all of it lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        match self {
+            Self::Nothing | Self::Scattered { .. } => Ok(()),
+            Self::Rows(rows) => rows.check(world, size),
+            Self::Staged(staged) => staged.check(world, size),
+            Self::Messages(messages) => messages.check(world, size),
+            Self::Collective(collective) => collective.check(world, size),
+        }
+    }
+
+    /// That a transport does not carry such jobs.
+    pub(crate) const fn unusable(&self) -> TransportError {
+        let why = match self {
+            Self::Nothing | Self::Rows(_) => "this transport pushes no rows",
+            Self::Staged(_) => "this transport copies nothing through memory of the host",
+            Self::Scattered { .. } => "this transport has no memory of the host to scatter rows to",
+            Self::Messages(_) => "this transport carries no messages",
+            Self::Collective(_) => "this transport has no collectives of a library",
+        };
+        TransportError::MoverUnusable { why }
+    }
+}
+
+impl StagedTransfer<'_> {
+    fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let bad =
             |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
         let needed = self.route.workspace();
@@ -25,7 +50,7 @@ impl StagedTransfer<'_> {
 
 impl MessageRounds<'_> {
     /// Checks that every message lies in the workspace of `world` ranks.
-    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+    fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let all = u64::from(world.saturating_sub(1)).saturating_mul(self.place_bytes);
         if all > size.half_bytes {
             let what = "end of all places";
@@ -64,7 +89,7 @@ impl MessageRounds<'_> {
 
 impl LibraryCollective {
     /// Checks that the rows of all `world` ranks lie in a half of the workspace.
-    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+    fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let end = self
             .shard_bytes()
             .saturating_mul(self.shards(world).into())

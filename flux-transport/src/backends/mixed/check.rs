@@ -4,7 +4,7 @@
 //! one reaches. What is passed on is what the rounds bring, in their order.
 
 use super::passing::of_round;
-use crate::{MessageRounds, Source};
+use crate::backends::jobs::{MessageRounds, Source};
 use flux_core::program::{Forward, Round};
 use flux_core::{Nodes, Rank};
 
@@ -36,7 +36,7 @@ fn follow(forwards: &[Forward], rounds: &[Round]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RowTransfers;
+    use crate::backends::jobs::RowTransfers;
     use flux_core::program::{Chunk, Schedule, TileProgram};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 

@@ -2,17 +2,19 @@
 //!
 //! Invariant: all ranks group themselves alike, and where meeting fails it fails on all of them.
 
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::peer_memory::{PeerDevices, Reachability};
+use crate::backends::nccl;
 use crate::backends::nodes::grouped;
-use crate::backends::nvlink::Reach;
-use crate::backends::{nccl, nvlink};
-use crate::{ConnectError, Options, Select, World};
+use crate::backends::options::{Options, Select};
+use crate::bootstrap::world::World;
 use flux_core::Nodes;
 
 /// Ranks that have met.
 #[derive(Debug)]
 pub(crate) struct Members {
     pub(super) nodes: Nodes,
-    pub(super) node_peers: nvlink::PeerDevices,
+    pub(super) node_peers: PeerDevices,
     pub(super) rail: nccl::Members,
 }
 
@@ -31,7 +33,7 @@ impl Members {
                        be taken for (Options::nodes, FLUX_NODES)";
             return Err(unusable(why.to_owned()));
         }
-        let node_peers = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes)
+        let node_peers = PeerDevices::meet_in(world, options, Reachability::Peers, nodes)
             .map_err(|error| error.of(Select::Mixed))?;
         let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
         Ok(Self { nodes, node_peers, rail })

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! connect   identities, a communicator for each rail, the memory of each node's ranks; each proven
-//! a call    begin, exchange: fork two streams, kernel, finish: join both
+//! a call    begin, start: fork two streams, kernel, launched, finish: join both
 //!   rail    round by round: wait for the chunk's flag, send and receive, raise the own signal
 //!   local   own rows to node peers; after each round what came, with the word that came
 //! a fault   as on nccl

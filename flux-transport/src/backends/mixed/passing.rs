@@ -6,16 +6,15 @@
 //!
 //! Aborted messages may leave a torn chunk whose word has come. By then this rank's kernel has told
 //! the node peers' kernels that it failed, and they look before they close the call
-//! (`nccl/guard.rs` has the order). A whole chunk of another call is found by its sender's
-//! op-sequence hash, which is passed on too.
+//! (`nccl/watchdog.rs` has the order). A whole chunk of another call is found by the hosts.
 
 use super::workspace::Workspace;
-use crate::backends::nccl::{HASH_BYTES, StepsSeen};
-use crate::backends::nvlink::{Addresses, Lane, by_copy_engine};
-use crate::cuda::{CudaDevice, CudaError, Event, copy_async, write_value_async};
-use crate::{RowTransfers, TransportError};
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Addresses, by_copy_engine};
+use crate::backends::error::TransportError;
+use crate::backends::jobs::RowTransfers;
+use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
 use flux_core::Rank;
-use flux_core::layout::calling_offset;
 use flux_core::program::{Forward, Round};
 use flux_core::signal::Epoch;
 
@@ -29,8 +28,6 @@ pub(super) struct Passing<'a> {
     epoch: Epoch,
     /// What is still to come.
     rest: &'a [Forward],
-    /// Of whom something has come.
-    heard: StepsSeen,
 }
 
 impl<'a> Passing<'a> {
@@ -57,11 +54,10 @@ impl<'a> Passing<'a> {
         let own = push.transfers.iter().filter(|transfer| to_node_peer(Rank::new(transfer.dest)));
         // SAFETY: the caller's promise.
         unsafe { by_copy_engine(device, lane, push, own, addresses(at, word), epoch) }?;
-        Ok(Self { device, lane, at, push, epoch, rest: push.forwards, heard: StepsSeen::default() })
+        Ok(Self { device, lane, at, push, epoch, rest: push.forwards })
     }
 
     /// Enqueues copies of the chunk of `round` to node peers, behind what `event` is recorded on.
-    /// With the first chunk of a rank goes its op-sequence hash.
     pub(super) fn arrived(
         &mut self,
         round: &Round,
@@ -72,9 +68,6 @@ impl<'a> Passing<'a> {
         self.rest = later;
         event.record(rail.raw())?;
         event.make_wait(self.lane.raw())?;
-        if self.heard.is_first(round.step) {
-            self.pass_on_what_is_said_by(round.received.peer)?;
-        }
         let Self { device, lane, at, push, epoch, .. } = *self;
         let memory = at.memory();
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
@@ -88,25 +81,6 @@ impl<'a> Passing<'a> {
             unsafe {
                 by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch)
             }?;
-        }
-        Ok(())
-    }
-
-    /// Rows that node peers take from this rank's hand are those of a rank whom they do not hear
-    /// themselves.
-    fn pass_on_what_is_said_by(&self, far: Rank) -> Result<(), CudaError> {
-        let Self { device, lane, at, epoch, .. } = self;
-        let nodes = at.outbox.nodes();
-        let said = at.outbox.hashes().address(nodes.node_of(far));
-        let node_peers = nodes.world().ranks().filter(|&node_peer| {
-            node_peer != at.memory().rank && nodes.together(at.memory().rank, node_peer)
-        });
-        for node_peer in node_peers {
-            let to =
-                at.node_peers.pads()[node_peer.index()] + calling_offset(far.get(), epoch.half());
-            // SAFETY: a word of the node peer's pad and one of pinned memory, which the next
-            // call's messages are the first to overwrite, behind this call.
-            unsafe { copy_async(device, to, said, HASH_BYTES, lane.raw()) }?;
         }
         Ok(())
     }

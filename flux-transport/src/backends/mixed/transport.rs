@@ -7,19 +7,25 @@ use super::check::fault;
 use super::members::Members;
 use super::passing::Passing;
 use super::workspace::Workspace;
-use crate::backends::Transport;
-use crate::backends::calls::{Calls, Captures};
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Handshake, Request, build};
+use crate::backends::error::TransportError;
+use crate::backends::held::HeldBytes;
+use crate::backends::jobs::{Job, MessageRounds, Source, Started};
+use crate::backends::kind::{Capabilities, TransportKind};
 use crate::backends::nccl::{
-    Generation, Guard, NO_GRAPHS, Outbox, Watched, deferred, enqueue_rounds, join,
+    CallWatch, Generation, Memory, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds, join,
 };
-use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
+use crate::backends::options::{Options, Select};
+use crate::backends::transport::Transport;
+use crate::backends::view::WorkspaceView;
 use crate::bootstrap::control::{Collective, together};
+use crate::bootstrap::world::World;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
+use crate::device::{Device, Stream};
 use crate::sync::locked;
-use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, MessageRounds, Options, RowTransfers, Select,
-    Source, Stream, TransportError, TransportKind, WorkspaceView, World,
-};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;
 use flux_core::signal::Epoch;
@@ -32,9 +38,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Mixed {
     // `Drop` drains the device, ends this, and hands what NCCL may use to who frees it.
-    guard: Guard,
+    watchdog: Watchdog,
     state: ManuallyDrop<Mutex<State>>,
-    watched: Arc<Watched>,
+    watch: Arc<CallWatch>,
     members: Members,
     rank: Rank,
     deadline: Duration,
@@ -47,7 +53,7 @@ struct State {
     lanes: Lanes,
     calls: Calls,
     // For what is not part of a call.
-    aside: SideStream,
+    setup: SideStream,
     generation: Generation<Workspace>,
 }
 
@@ -93,50 +99,70 @@ impl Mixed {
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            deferred::settle(&device, began + options.deadline / 2);
+            deferred::release_when_ended(&device, began + options.deadline / 2);
             let lanes = Lanes::new(&device)?;
             let calls =
                 Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
-        let (lanes, calls, aside, device) = together(steps, until, make())?;
-        let (link, aside) = join(&device, aside, &members.rail, steps, until)?;
-        let wanted = Wanted { size: options.reserve, epoch, captured: false };
+        let (lanes, calls, setup, device) = together(steps, until, make())?;
+        let (link, setup) = join(&device, setup, &members.rail, steps, until)?;
+        let request = Request { size: options.reserve, epoch, captured: false };
         let shared = build(
-            Meeting { steps, deadline: until },
+            Handshake { steps, deadline: until },
             &device,
             &lanes.node_peers,
             &members.node_peers,
-            wanted,
+            request,
         );
         let (shared, _) =
             shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
-        // From here on the guard has the communicator: dropped, it is given up.
+        // From here on the watchdog has the communicator: dropped, it is given up.
         let make = || {
-            let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;
-            let watched = Arc::new(Watched::new(&device, rank, link, options.deadline)?);
+            let outbox = outbox(&device, &setup, (rank, members.nodes), options.reserve, epoch)?;
+            let watch = Arc::new(CallWatch::new(&device, world, link, epoch, options.deadline)?);
             let generation = Generation::new(
                 Workspace::new(shared, outbox, rank),
-                &watched,
+                &watch,
                 epoch,
                 options.deadline,
             );
-            let guard = Guard::new(&watched)?;
-            Ok::<_, ConnectError>((generation, watched, guard))
+            let watchdog = Watchdog::new(&watch, world)?;
+            Ok::<_, ConnectError>((generation, watch, watchdog))
         };
-        let (generation, watched, guard) = together(steps, until, make())?;
+        let (generation, watch, watchdog) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, aside, generation }));
-        Ok(Self { guard, state, watched, members, rank, deadline: options.deadline, device, place })
+        let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, setup, generation }));
+        let deadline = options.deadline;
+        Ok(Self { watchdog, state, watch, members, rank, deadline, device, place })
+    }
+
+    /// Enqueues the rounds of call `epoch` on the rail's stream.
+    ///
+    /// # Safety
+    /// As [`enqueue_rounds`].
+    unsafe fn send(
+        &self,
+        rail: &Lane,
+        at: Memory<'_>,
+        messages: &MessageRounds<'_>,
+        epoch: Epoch,
+        arrived: impl FnMut(&Round) -> Result<(), TransportError>,
+    ) -> Result<(), TransportError> {
+        // SAFETY: this function's promise.
+        let sent = unsafe {
+            enqueue_rounds(&self.device, rail.raw(), &self.watch, at, messages, epoch, arrived)
+        };
+        sent.inspect_err(|error| self.watch.refused(error))
     }
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
-    /// rail's stream waits for then, by the guard.
+    /// rail's stream waits for then, by the watchdog.
     fn drained(
         &self,
         State { lanes: Lanes { rail, node_peers, .. }, calls, .. }: &State,
     ) -> Result<(), TransportError> {
-        self.watched.drain(|| Ok(calls.are_done()? && rail.is_idle()? && node_peers.is_idle()?))
+        self.watch.drain(|| Ok(calls.are_done()? && rail.is_idle()? && node_peers.is_idle()?))
     }
 }
 
@@ -200,28 +226,28 @@ impl Transport for Mixed {
         let drained = self
             .drained(state)
             .and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
-        let State { lanes, calls, aside, generation } = state;
+        let State { lanes, calls, setup, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
-        let wanted = Wanted { size, epoch, captured: false };
+        let request = Request { size, epoch, captured: false };
         let (shared, _) = build(
-            Meeting { steps, deadline: until },
+            Handshake { steps, deadline: until },
             &self.device,
             &lanes.node_peers,
             &self.members.node_peers,
-            wanted,
+            request,
         )?;
-        let made = outbox(&self.device, aside, (self.rank, self.members.nodes), size, epoch);
+        let made = outbox(&self.device, setup, (self.rank, self.members.nodes), size, epoch);
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(
             Workspace::new(shared, outbox, self.rank),
-            &self.watched,
+            &self.watch,
             epoch,
             self.deadline,
         );
         calls.go_on_at(epoch);
-        deferred::sweep(&self.device);
+        deferred::release(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one:
         // freeing may wait for devices.
         together(steps, until, Ok(()))
@@ -237,97 +263,61 @@ impl Transport for Mixed {
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { calls, .. } = &mut *locked(&self.state);
-        calls.begin(stream, |_| Ok(()))
+        calls.begin(stream)
     }
 
     fn epoch(&self) -> Option<Epoch> {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(
-        &self,
-        _stream: Stream<'_>,
-        _push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable {
-            why: "this transport carries what is pushed as messages too: it is handed over as an \
-                  exchange",
-        })
-    }
-
-    unsafe fn send_rounds(
-        &self,
-        stream: Stream<'_>,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
-        let caller = calls.uncarried(stream)?;
-        exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
-        if let Some(why) = fault(exchange, self.rank, self.members.nodes) {
+        let caller = calls.unstarted(stream)?;
+        job.check(self.members.nodes.world().get(), generation.workspace.size())?;
+        let messages = match job {
+            Job::Nothing => {
+                calls.note(Transfers::InOrder);
+                return Ok(Started { view: generation.plain(), pushes: false });
+            }
+            Job::Messages(messages) => messages,
+            other => return Err(other.unusable()),
+        };
+        if let Some(why) = fault(messages, self.rank, self.members.nodes) {
             return Err(TransportError::MoverUnusable { why });
         }
         let _current = self.device.enter()?;
-        generation
-            .open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
+        generation.open(calls, (caller, messages.op), &self.watch)?;
+        calls.note(Transfers::AwaitsLaunch);
+        lanes.fork(caller)?;
         let epoch = calls.epoch();
-        if let Source::Rows(push) = &exchange.source {
+        if let Source::Rows(push) = &messages.source {
+            calls.note(Transfers::OnSideStreams);
             let Lanes { rail, node_peers, arrived } = lanes;
             // SAFETY: checked and forked above; the caller promises the rows.
             let mut passing = unsafe {
                 Passing::begin(&self.device, node_peers, &generation.workspace, push, epoch)
             }?;
-            // SAFETY: as above.
-            let carried = unsafe {
-                let arrived = |round: &Round| passing.arrived(round, rail, arrived);
-                enqueue_rounds(
-                    &self.device,
-                    rail.raw(),
-                    &self.watched,
-                    generation.workspace.memory(),
-                    exchange,
-                    epoch,
-                    arrived,
-                )
-            };
-            carried.inspect_err(|error| self.watched.refused(error))?;
-        } else {
-            calls.stores();
+            let memory = generation.workspace.memory();
+            // SAFETY: checked and forked above; the caller promises the rows.
+            unsafe {
+                self.send(rail, memory, messages, epoch, |round| {
+                    passing.arrived(round, rail, arrived)
+                })
+            }?;
         }
-        Ok(generation.view_of(exchange, epoch))
+        Ok(Started { view: generation.view_of(messages, epoch), pushes: false })
     }
 
-    unsafe fn send_stored_rounds(
-        &self,
-        stream: Stream<'_>,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<(), TransportError> {
+    unsafe fn launched(&self, _stream: Stream<'_>, job: &Job<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
-        calls.stored(stream)?;
-        let epoch = calls.epoch();
-        exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
-        let memory = generation.workspace.memory();
-        // SAFETY: checked, and forked by `exchange`.
-        let carried = unsafe {
-            enqueue_rounds(
-                &self.device,
-                lanes.rail.raw(),
-                &self.watched,
-                memory,
-                exchange,
-                epoch,
-                |_| Ok(()),
-            )
-        };
-        carried.inspect_err(|error| self.watched.refused(error))
-    }
-
-    fn sequence_hash(&self) -> Option<u32> {
-        let State { generation, .. } = &*locked(&self.state);
-        // Without intra-node peers the hosts compare.
-        self.members
-            .nodes
-            .are_mixed()
-            .then(|| generation.workspace.outbox.hashes().last().history())
+        let Job::Messages(messages) = job else { return Ok(()) };
+        if !calls.awaited_launch() {
+            return Ok(());
+        }
+        job.check(self.members.nodes.world().get(), generation.workspace.size())?;
+        let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
+        // SAFETY: checked, and forked when it was started; the caller promises the rounds.
+        unsafe { self.send(&lanes.rail, memory, messages, epoch, |_| Ok(())) }
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
@@ -340,16 +330,20 @@ impl Transport for Mixed {
         calls.finish(stream, |caller| lanes.join(caller))
     }
 
+    fn ask_peers(&self) {
+        self.watch.ask_peers();
+    }
+
     fn read_fault(&self) -> Option<FaultRecord> {
-        self.watched.record()
+        self.watch.record()
     }
 
     fn set_abort(&self, reason: u32) {
-        self.guard.abort(reason);
+        self.watchdog.abort(reason);
     }
 
     fn progress(&self) -> Option<String> {
-        Some(self.watched.progress())
+        Some(self.watch.progress().to_string())
     }
 
     fn drain(&self) -> Result<(), TransportError> {
@@ -361,9 +355,9 @@ impl Drop for Mixed {
     fn drop(&mut self) {
         // Nothing may be unmapped before.
         let drained = self.drained(&locked(&self.state));
-        self.guard.leave(drained.is_ok());
+        self.watchdog.close(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
-        deferred::leave(&self.device, (state, Arc::clone(&self.watched)));
+        deferred::defer(&self.device, (state, Arc::clone(&self.watch)));
     }
 }

@@ -4,10 +4,11 @@
 //! node peer's memory, and for the rail's rank in another node in the outbox. For the other ranks
 //! there it stores nothing but what it says of itself, which nobody reads.
 
+use crate::backends::device::peer_memory;
+use crate::backends::held::HeldBytes;
 use crate::backends::nccl::{Memory, Outbox, Outgoing, Storing};
-use crate::backends::nvlink;
+use crate::backends::view::WorkspaceView;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::{HeldBytes, WorkspaceView};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -15,13 +16,17 @@ use flux_core::{Nodes, Rank};
 /// A generation in use.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    pub(super) node_peers: nvlink::Workspace,
+    pub(super) node_peers: peer_memory::Workspace,
     pub(super) outbox: Outbox,
     rank: Rank,
 }
 
 impl Workspace {
-    pub(super) const fn new(node_peers: nvlink::Workspace, outbox: Outbox, rank: Rank) -> Self {
+    pub(super) const fn new(
+        node_peers: peer_memory::Workspace,
+        outbox: Outbox,
+        rank: Rank,
+    ) -> Self {
         Self { node_peers, outbox, rank }
     }
 

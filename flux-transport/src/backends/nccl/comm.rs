@@ -1,23 +1,18 @@
-//! An NCCL communicator: one rank's end of a group of devices.
+//! NCCL's communicators: the handle, and one rank's end of a group of devices, the baseline that ops
+//! are compared with.
 //!
 //! Invariant: NCCL lets any thread use a communicator, one at a time: [`Comm`] is `Send` and not
 //! `Sync`. Collectives are enqueued on the caller's stream and return at once; they run in the
 //! order in which they were enqueued, which must be the same on all ranks.
 
-use super::library::{Library, NcclError, library};
+use super::abi::{ElementType, SUM, UniqueId};
+use super::library::{IN_PROGRESS, Library, NcclError, library};
+use crate::backends::jobs::CollectiveKind;
 use crate::cuda::CudaDevice;
-use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::mpsc;
 use std::time::Duration;
-
-/// Names one communicator to all its ranks; made by one of them.
-///
-/// It is NCCL's `ncclUniqueId`, 128 bytes that NCCL takes by value.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UniqueId([u8; 128]);
 
 impl UniqueId {
     /// A fresh one.
@@ -28,75 +23,94 @@ impl UniqueId {
         library.check("ncclGetUniqueId", unsafe { (library.nccl_get_unique_id)(&raw mut id) })?;
         Ok(id)
     }
-
-    /// From the bytes of another rank's.
-    pub fn from_bytes(bytes: [u8; 128]) -> Self {
-        Self(bytes)
-    }
-
-    /// To send to the other ranks.
-    pub fn to_bytes(self) -> [u8; 128] {
-        self.0
-    }
 }
 
-/// What a collective moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ElementType {
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-    /// Bytes.
-    U8,
-    /// 32-bit words.
-    U32,
+/// A communicator, ended by whoever has it.
+pub(super) struct Handle {
+    pub(super) library: &'static Library,
+    pub(super) device: CudaDevice,
+    pub(super) raw: usize,
 }
 
-impl ElementType {
-    /// Its `ncclDataType_t`.
-    pub(super) const fn code(self) -> c_int {
-        match self {
-            Self::U8 => 1,
-            Self::U32 => 3,
-            Self::F16 => 6,
-            Self::F32 => 7,
-            Self::Bf16 => 9,
-        }
+impl Handle {
+    /// Puts a collective on `stream`: of `elements` of every rank to gather, or of every rank's
+    /// part of a sum that is scattered; or of all to sum on every rank. The device's context is
+    /// current.
+    ///
+    /// # Safety
+    /// `from` and `to` are memory of this rank's device of that many elements, or as many for each
+    /// rank, until `stream`, of the device's context, is past it; nobody else uses `to`.
+    pub(super) unsafe fn collective(
+        &self,
+        kind: CollectiveKind,
+        (from, to): (u64, u64),
+        elements: usize,
+        of: ElementType,
+        stream: usize,
+    ) -> Result<(), NcclError> {
+        let Self { library, raw, .. } = self;
+        // Device addresses: no memory of this process is behind them.
+        let (from, to) = (
+            with_exposed_provenance(usize::try_from(from).unwrap_or(0)),
+            with_exposed_provenance_mut(usize::try_from(to).unwrap_or(0)),
+        );
+        let of = of.code();
+        // SAFETY: the caller's promise.
+        let (call, code) = unsafe {
+            match kind {
+                CollectiveKind::AllGather => (
+                    "ncclAllGather",
+                    (library.nccl_all_gather)(from, to, elements, of, *raw, stream),
+                ),
+                CollectiveKind::ReduceScatter => (
+                    "ncclReduceScatter",
+                    (library.nccl_reduce_scatter)(from, to, elements, of, SUM, *raw, stream),
+                ),
+                CollectiveKind::AllReduce => (
+                    "ncclAllReduce",
+                    (library.nccl_all_reduce)(from, to, elements, of, SUM, *raw, stream),
+                ),
+            }
+        };
+        library.accepted(call, code)
+    }
+
+    /// What went wrong on the device or the network; whether what was asked of it is done.
+    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
+        let mut state = 0;
+        // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
+        let code = unsafe { (self.library.nccl_comm_get_async_error)(self.raw, &raw mut state) };
+        self.library.check("ncclCommGetAsyncError", code)?;
+        self.library.accepted("an NCCL communicator", state)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Ends it and what is on its streams, without waiting for the other ranks. The device's
+    /// context is current.
+    pub(super) fn abort(self) -> Result<(), NcclError> {
+        // SAFETY: the only use of the communicator from now on: `self` is no more.
+        self.library.accepted("ncclCommAbort", unsafe { (self.library.nccl_comm_abort)(self.raw) })
+    }
+
+    /// Ends it, once its calls are done. The device's context is current.
+    pub(super) fn destroy(&mut self) -> Result<(), NcclError> {
+        // SAFETY: by whoever has the communicator, as its last use.
+        let code = unsafe { (self.library.nccl_comm_destroy)(self.raw) };
+        self.library.accepted("ncclCommDestroy", code)
     }
 }
-
-impl From<flux_core::DType> for ElementType {
-    fn from(dtype: flux_core::DType) -> Self {
-        match dtype {
-            flux_core::DType::Bf16 => Self::Bf16,
-            flux_core::DType::F16 => Self::F16,
-        }
-    }
-}
-
-/// `ncclSum` of `ncclRedOp_t`.
-pub(super) const SUM: c_int = 0;
 
 /// One rank's communicator.
 pub struct Comm {
-    library: &'static Library,
-    device: CudaDevice,
-    raw: usize,
+    handle: Handle,
     rank: u32,
-    world: u32,
     // One thread at a time.
     not_sync: PhantomData<std::cell::Cell<()>>,
 }
 
 impl std::fmt::Debug for Comm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Comm")
-            .field("rank", &self.rank)
-            .field("world", &self.world)
-            .finish_non_exhaustive()
+        f.debug_struct("Comm").field("rank", &self.rank).finish_non_exhaustive()
     }
 }
 
@@ -147,11 +161,8 @@ impl Comm {
             .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
         match receive.recv_timeout(deadline) {
             Ok(comm) => Ok(Self {
-                library,
-                device: device.clone(),
-                raw: comm?,
+                handle: Handle { library, device: device.clone(), raw: comm? },
                 rank,
-                world,
                 not_sync: PhantomData,
             }),
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -163,148 +174,45 @@ impl Comm {
         }
     }
 
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    /// Number of ranks.
-    pub fn world(&self) -> u32 {
-        self.world
-    }
-
-    /// Gathers `elements` elements of every rank, in rank order, into `to`: `world * elements`
-    /// elements.
+    /// Puts a collective on `stream`: each rank's `elements` are gathered in rank order, or the
+    /// ranks' blocks of so many are summed and each rank has one, or all have the sum.
     ///
     /// # Safety
     /// Device addresses of this rank's device with that much memory, until the stream is past the
     /// call; `stream` is a `CUstream` of its context.
-    pub unsafe fn all_gather(
+    pub unsafe fn collective(
         &self,
-        from: u64,
-        to: u64,
+        kind: CollectiveKind,
+        (from, to): (u64, u64),
         elements: usize,
         of: ElementType,
         stream: usize,
     ) -> Result<(), NcclError> {
-        let _current = self.device.enter()?;
+        let _current = self.handle.device.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (self.library.nccl_all_gather)(
-                source(from),
-                target(to),
-                elements,
-                of.code(),
-                self.raw,
-                stream,
-            )
-        };
-        self.library.check("ncclAllGather", code)
-    }
-
-    /// Sums `world * elements` elements over the ranks and leaves this rank's block of `elements`
-    /// of the sum in `to`.
-    ///
-    /// # Safety
-    /// As [`Comm::all_gather`].
-    pub unsafe fn reduce_scatter(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
-        let _current = self.device.enter()?;
-        let entry = self.library.nccl_reduce_scatter;
-        // SAFETY: the caller's promise.
-        let code =
-            unsafe { entry(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
-        self.library.check("ncclReduceScatter", code)
-    }
-
-    /// Sums `elements` elements over the ranks into `to`, which may be `from`.
-    ///
-    /// # Safety
-    /// As [`Comm::all_gather`].
-    pub unsafe fn all_reduce(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
-        let _current = self.device.enter()?;
-        // SAFETY: the caller's promise.
-        let code = unsafe {
-            (self.library.nccl_all_reduce)(
-                source(from),
-                target(to),
-                elements,
-                of.code(),
-                SUM,
-                self.raw,
-                stream,
-            )
-        };
-        self.library.check("ncclAllReduce", code)
+        unsafe { self.handle.collective(kind, (from, to), elements, of, stream) }
     }
 
     /// What went wrong on the device or the network since, if anything.
     pub fn status(&self) -> Result<(), NcclError> {
-        let mut state = 0;
-        // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
-        let code = unsafe { (self.library.nccl_comm_get_async_error)(self.raw, &raw mut state) };
-        self.library.check("ncclCommGetAsyncError", code)?;
-        self.library.check("an earlier collective", state)
-    }
-
-    /// Leaves the communicator without waiting for the other ranks; what was enqueued is given up.
-    ///
-    /// # Errors
-    /// NCCL's refusal; the communicator is gone either way.
-    pub fn abort(self) -> Result<(), NcclError> {
-        let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so the device's reference is moved out once.
-        let device = unsafe { std::ptr::read(&raw const this.device) };
-        let _current = device.enter()?;
-        // SAFETY: the destructor, which would destroy the communicator again, does not run.
-        this.library.check("ncclCommAbort", unsafe { (this.library.nccl_comm_abort)(this.raw) })
+        self.handle.is_ready().map(|_| ())
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.enter() else {
+        let Ok(_current) = self.handle.device.enter() else {
             return;
         };
-        // SAFETY: the communicator is destroyed only here.
-        let code = unsafe { (self.library.nccl_comm_destroy)(self.raw) };
-        if let Err(error) = self.library.check("ncclCommDestroy", code) {
+        if let Err(error) = self.handle.destroy() {
             tracing::warn!(%error, rank = self.rank, "while leaving an NCCL communicator");
         }
     }
 }
 
-// Device addresses: no memory of this process is behind them.
-pub(super) fn source(address: u64) -> *const c_void {
-    with_exposed_provenance(usize::try_from(address).unwrap_or(0))
-}
-
-pub(super) fn target(address: u64) -> *mut c_void {
-    with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_id_survives_the_trip_as_bytes() {
-        let bytes: [u8; 128] = std::array::from_fn(|i| u8::try_from(i * 2 % 251).unwrap());
-        assert_eq!(UniqueId::from_bytes(bytes).to_bytes(), bytes);
-    }
 
     #[test]
     fn a_communicator_moves_between_threads() {

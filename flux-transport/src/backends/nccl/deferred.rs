@@ -6,7 +6,7 @@
 //! freeing waits for the device and may hold the driver, which a half-enqueued call needs.
 //!
 //! NCCL frees its own memory whenever it likes, with the same effect on a call that awaits a peer.
-//! So a new communicator first gives NCCL some time to end the old one ([`settle`]). So does the
+//! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]). So does the
 //! end of the process: libraries that end with it take from those threads what they use.
 
 use crate::cuda::{CudaDevice, done_by};
@@ -24,17 +24,17 @@ const EXIT: Duration = Duration::from_secs(5);
 
 /// A communicator that is being given up or destroyed; gone when this is dropped.
 #[derive(Debug)]
-pub(super) struct GivingUp {
+pub(super) struct Ending {
     _mark: Arc<()>,
     ordinal: u32,
     since: Instant,
 }
 
-impl GivingUp {
+impl Ending {
     /// Of a communicator of `device`, from now on.
     pub(super) fn begin(device: &CudaDevice) -> Self {
         wait_at_exit();
-        ground().begin(device.ordinal())
+        pending().begin(device.ordinal())
     }
 
     /// Has a thread of its own do `what`, which takes as long as peers take, and is under way until
@@ -52,18 +52,18 @@ impl GivingUp {
     }
 }
 
-impl Drop for GivingUp {
+impl Drop for Ending {
     fn drop(&mut self) {
         tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of \
                                                                                NCCL is gone");
     }
 }
 
-/// Drops `things` of `device` when NCCL is past them: now, or in a later [`sweep`].
-pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
-    let mut ground = ground();
-    let left = ground.leave(device.ordinal(), Box::new(things));
-    if left.is_none() {
+/// Drops `things` of `device` when NCCL is past them: now, or in a later [`release`].
+pub(crate) fn defer(device: &CudaDevice, things: impl Any + Send) {
+    let mut pending = pending();
+    let past = pending.defer(device.ordinal(), Box::new(things));
+    if past.is_none() {
         tracing::info!(
             device = device.ordinal(),
             "NCCL still ends a communicator: its streams and memory are freed when a communicator \
@@ -71,29 +71,28 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
         );
     }
     // What is dropped may wait for the device.
-    drop(ground);
-    drop(left);
+    drop(pending);
+    drop(past);
 }
 
 /// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then
-/// frees what was left there. By whoever has no call under way.
-pub(crate) fn settle(device: &CudaDevice, until: Instant) {
-    let Ok(settled) =
-        done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
-    if !settled {
+/// frees what was deferred there. By whoever has no call under way.
+pub(crate) fn release_when_ended(device: &CudaDevice, until: Instant) {
+    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!pending().is_ending(device.ordinal())));
+    if !ended {
         tracing::info!(
             device = device.ordinal(),
             "NCCL still ends a communicator: what it frees may hold up the calls of the next"
         );
     }
-    sweep(device);
+    release(device);
 }
 
 /// Frees what was deferred on `device` and NCCL is past. The caller has no call under way, nor have
 /// its peers: unpinning waits for all devices of the process, where a peer's kernel may wait for
 /// this rank's next call.
-pub(crate) fn sweep(device: &CudaDevice) {
-    let done = ground().sweep(device.ordinal());
+pub(crate) fn release(device: &CudaDevice) {
+    let done = pending().release(device.ordinal());
     // What is dropped may wait for the device.
     drop(done);
 }
@@ -126,37 +125,37 @@ fn wait_at_exit() {
 /// whether.
 fn all_have_ended(until: Instant) -> bool {
     let Ok(ended) = done_by(until, || {
-        Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark)))
+        Ok::<_, Infallible>(!pending().ending.iter().any(|(_, mark)| is_under_way(mark)))
     });
     ended
 }
 
-static GROUND: Mutex<Ground> = Mutex::new(Ground { giving_up: Vec::new(), left: Vec::new() });
+static PENDING: Mutex<Pending> = Mutex::new(Pending { ending: Vec::new(), deferred: Vec::new() });
 
-fn ground() -> MutexGuard<'static, Ground> {
+fn pending() -> MutexGuard<'static, Pending> {
     // Whole after every line below.
-    GROUND.lock().unwrap_or_else(PoisonError::into_inner)
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Things = Box<dyn Any + Send>;
 
 /// The communicators that are being given up, by device, and what they may use.
-struct Ground {
-    giving_up: Vec<(u32, Weak<()>)>,
-    left: Vec<Left>,
+struct Pending {
+    ending: Vec<(u32, Weak<()>)>,
+    deferred: Vec<Deferred>,
 }
 
-struct Left {
+struct Deferred {
     ordinal: u32,
     until: Vec<Weak<()>>,
     things: Things,
 }
 
-impl fmt::Debug for Ground {
+impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground")
-            .field("giving_up", &self.giving_up)
-            .field("left", &self.left.len())
+        f.debug_struct("Pending")
+            .field("ending", &self.ending)
+            .field("deferred", &self.deferred.len())
             .finish()
     }
 }
@@ -165,35 +164,36 @@ fn is_under_way(mark: &Weak<()>) -> bool {
     mark.strong_count() > 0
 }
 
-impl Ground {
-    fn begin(&mut self, ordinal: u32) -> GivingUp {
+impl Pending {
+    fn begin(&mut self, ordinal: u32) -> Ending {
         let mark = Arc::new(());
-        self.giving_up.retain(|(_, mark)| is_under_way(mark));
-        self.giving_up.push((ordinal, Arc::downgrade(&mark)));
-        GivingUp { _mark: mark, ordinal, since: Instant::now() }
+        self.ending.retain(|(_, mark)| is_under_way(mark));
+        self.ending.push((ordinal, Arc::downgrade(&mark)));
+        Ending { _mark: mark, ordinal, since: Instant::now() }
     }
 
-    fn is_giving_up(&self, ordinal: u32) -> bool {
-        self.giving_up.iter().any(|(of, mark)| *of == ordinal && is_under_way(mark))
+    fn is_ending(&self, ordinal: u32) -> bool {
+        self.ending.iter().any(|(of, mark)| *of == ordinal && is_under_way(mark))
     }
 
     /// Takes `things`, or gives them back where nothing is being given up on their device.
-    fn leave(&mut self, ordinal: u32, things: Things) -> Option<Things> {
+    fn defer(&mut self, ordinal: u32, things: Things) -> Option<Things> {
         let of_device =
-            self.giving_up.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
+            self.ending.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
         let until: Vec<_> = of_device.map(|(_, mark)| Weak::clone(mark)).collect();
         if until.is_empty() {
             return Some(things);
         }
-        self.left.push(Left { ordinal, until, things });
+        self.deferred.push(Deferred { ordinal, until, things });
         None
     }
 
     /// What may be freed of a device.
-    fn sweep(&mut self, ordinal: u32) -> Vec<Things> {
-        let past =
-            |left: &mut Left| left.ordinal == ordinal && !left.until.iter().any(is_under_way);
-        self.left.extract_if(.., past).map(|left| left.things).collect()
+    fn release(&mut self, ordinal: u32) -> Vec<Things> {
+        let past = |deferred: &mut Deferred| {
+            deferred.ordinal == ordinal && !deferred.until.iter().any(is_under_way)
+        };
+        self.deferred.extract_if(.., past).map(|deferred| deferred.things).collect()
     }
 }
 
@@ -202,8 +202,8 @@ mod tests {
     use super::*;
     use crate::lateness::AMPLE;
 
-    fn empty() -> Ground {
-        Ground { giving_up: Vec::new(), left: Vec::new() }
+    fn empty() -> Pending {
+        Pending { ending: Vec::new(), deferred: Vec::new() }
     }
 
     /// Things, and a look at whether they are still there.
@@ -215,64 +215,64 @@ mod tests {
 
     #[test]
     fn things_stay_until_what_was_given_up_before_them_is_gone() {
-        let mut ground = empty();
-        let first = ground.begin(0);
+        let mut pending = empty();
+        let first = pending.begin(0);
         let (thing, look) = things();
-        assert!(ground.leave(0, thing).is_none());
-        let later = ground.begin(0);
-        assert!(ground.sweep(0).is_empty() && is_under_way(&look));
+        assert!(pending.defer(0, thing).is_none());
+        let later = pending.begin(0);
+        assert!(pending.release(0).is_empty() && is_under_way(&look));
         drop(first);
-        let freed = ground.sweep(0);
+        let freed = pending.release(0);
         assert!(
-            freed.len() == 1 && ground.left.is_empty(),
+            freed.len() == 1 && pending.deferred.is_empty(),
             "what is given up later has no part in them"
         );
         drop(freed);
         assert!(!is_under_way(&look));
-        assert!(ground.is_giving_up(0) && !ground.is_giving_up(1));
+        assert!(pending.is_ending(0) && !pending.is_ending(1));
         drop(later);
-        assert!(!ground.is_giving_up(0));
+        assert!(!pending.is_ending(0));
     }
 
     #[test]
     fn things_of_a_device_on_which_nothing_is_given_up_do_not_stay() {
-        let mut ground = empty();
-        let other = ground.begin(1);
-        assert!(ground.leave(0, things().0).is_some());
-        drop(ground.begin(0));
-        assert!(ground.leave(0, things().0).is_some(), "it is gone");
+        let mut pending = empty();
+        let other = pending.begin(1);
+        assert!(pending.defer(0, things().0).is_some());
+        drop(pending.begin(0));
+        assert!(pending.defer(0, things().0).is_some(), "it is gone");
         let (thing, look) = things();
-        assert!(ground.leave(1, thing).is_none());
+        assert!(pending.defer(1, thing).is_none());
         drop(other);
         assert!(
-            ground.sweep(0).is_empty() && is_under_way(&look),
+            pending.release(0).is_empty() && is_under_way(&look),
             "those of device 1 are for who is idle there"
         );
-        assert_eq!(ground.sweep(1).len(), 1);
+        assert_eq!(pending.release(1).len(), 1);
     }
 
     #[test]
     fn what_takes_as_long_as_peers_take_holds_up_nobody_and_things_stay_meanwhile() {
-        let mut ground = empty();
+        let mut pending = empty();
         let (peer, until_it_leaves) = std::sync::mpsc::channel::<()>();
         let destroy = move || assert!(until_it_leaves.recv().is_err());
-        let thread = ground.begin(0).apart("test", destroy).unwrap();
+        let thread = pending.begin(0).apart("test", destroy).unwrap();
         let (thing, look) = things();
-        assert!(ground.leave(0, thing).is_none());
+        assert!(pending.defer(0, thing).is_none());
         // A second communicator of the device, whose peers leave with it, comes and goes meanwhile.
-        ground.begin(0).apart("test", || {}).unwrap().join().unwrap();
-        assert!(!thread.is_finished() && ground.is_giving_up(0));
-        assert!(ground.sweep(0).is_empty() && is_under_way(&look));
+        pending.begin(0).apart("test", || {}).unwrap().join().unwrap();
+        assert!(!thread.is_finished() && pending.is_ending(0));
+        assert!(pending.release(0).is_empty() && is_under_way(&look));
         drop(peer);
         thread.join().unwrap();
-        assert_eq!((ground.sweep(0).len(), ground.is_giving_up(0)), (1, false));
+        assert_eq!((pending.release(0).len(), pending.is_ending(0)), (1, false));
     }
 
-    /// The only test that uses the process's own ground.
+    /// The only test that uses the process's own pending.
     #[test]
     fn the_end_of_the_process_waits_for_what_is_being_ended_but_not_for_ever() {
         let (peer, until_it_leaves) = std::sync::mpsc::channel::<()>();
-        let thread = ground()
+        let thread = pending()
             .begin(0)
             .apart("test", move || assert!(until_it_leaves.recv().is_err()))
             .unwrap();
@@ -284,14 +284,14 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_thread_that_gives_up_ends_the_wait_too() {
-        let mut ground = empty();
-        let giving_up = ground.begin(0);
-        assert!(ground.leave(0, things().0).is_none());
+        let mut pending = empty();
+        let ending = pending.begin(0);
+        assert!(pending.defer(0, things().0).is_none());
         let thread = std::thread::spawn(move || {
-            let _giving_up = giving_up;
+            let _giving_up = ending;
             std::panic::resume_unwind(Box::new(()));
         });
         assert!(thread.join().is_err());
-        assert_eq!(ground.sweep(0).len(), 1);
+        assert_eq!(pending.release(0).len(), 1);
     }
 }

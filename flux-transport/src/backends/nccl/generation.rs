@@ -1,16 +1,15 @@
 //! The generation of memory in use, where messages carry what executors store for other nodes, and
 //! what calls remember of it.
 //!
-//! Invariant: the guard knows a generation's flags before anything waits for one. Before a call's
+//! Invariant: the watchdog knows a generation's flags before anything waits for one. Before a call's
 //! kernel raises any, no flag is so old that it would be taken for one of a call to come.
 
 use super::outbox::{Outbox, Storing};
-use super::views::Views;
-use super::watched::Watched;
-use crate::backends::calls::{Calls, Refreshed};
-use crate::backends::view::nanoseconds;
-use crate::cuda::CudaError;
-use crate::{MessageRounds, Source, TransportError, WorkspaceView};
+use super::watch::CallWatch;
+use crate::backends::device::calls::{Calls, Refreshed};
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{MessageRounds, Source};
+use crate::backends::view::{WorkspaceView, nanoseconds};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,57 +28,65 @@ pub(crate) trait Outgoing {
 #[derive(Debug)]
 pub(crate) struct Generation<W> {
     pub(crate) workspace: W,
-    views: Views,
+    /// The workspace in a call without messages.
+    plain: Arc<WorkspaceView>,
+    /// Those of calls with messages, by what is stored and the half: calls that are like earlier ones
+    /// make none. There are as many as there are ops of different sizes, twice.
+    views: Vec<((Storing, usize), Arc<WorkspaceView>)>,
     refreshed: Refreshed,
 }
 
 impl<W: Outgoing> Generation<W> {
-    /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
-    pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
-        watched.await_flags(workspace.outbox(), epoch);
+    /// Takes `workspace` for calls from `epoch` on, whose waits `watch` ends.
+    pub(crate) fn new(workspace: W, watch: &CallWatch, epoch: Epoch, deadline: Duration) -> Self {
+        watch.await_flags(workspace.outbox());
         let plain =
-            workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
-        Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
+            workspace.view(Storing::default(), 0, watch.fault.address(), nanoseconds(deadline));
+        Self {
+            workspace,
+            plain: Arc::new(plain),
+            views: Vec::new(),
+            refreshed: Refreshed::new(epoch),
+        }
     }
 
-    /// The workspace in a call without an exchange.
+    /// The workspace in a call without messages.
     pub(crate) fn plain(&self) -> Arc<WorkspaceView> {
-        Arc::clone(&self.views.plain)
+        Arc::clone(&self.plain)
     }
 
-    /// Opens the call in progress on `caller`, of the op with number `op`: orders its side streams
-    /// by `fork`, gives it flags to wait for, and notes its op-sequence hash. The device's context
-    /// is current.
+    /// Opens the call in progress on `caller`, of the op with number `op`: brings its flags up to
+    /// date and notes it. The device's context is current.
     pub(crate) fn open(
         &mut self,
-        calls: &mut Calls,
+        calls: &Calls,
         (caller, op): (usize, u32),
-        watched: &Watched,
-        fork: impl FnOnce(usize) -> Result<(), CudaError>,
+        watch: &CallWatch,
     ) -> Result<(), TransportError> {
         let (outbox, epoch) = (self.workspace.outbox(), calls.epoch());
         self.refreshed.keep(epoch, |before| outbox.refresh(before, caller))?;
-        fork(caller)?;
-        calls.carried();
-        watched.await_flags(outbox, epoch);
-        outbox.hashes().say(epoch, op);
+        watch.begin(epoch, op);
         Ok(())
     }
 
-    /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
+    /// The workspace as the executor of call `epoch` uses it, beside these messages.
     pub(crate) fn view_of(
         &mut self,
-        exchange: &MessageRounds<'_>,
+        messages: &MessageRounds<'_>,
         epoch: Epoch,
     ) -> Arc<WorkspaceView> {
-        let Self { workspace, views, .. } = self;
-        let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
-        let storing = match exchange.source {
+        let storing = match messages.source {
             Source::Rows(_) => Storing::default(),
-            Source::Stored { of_all } => Storing { place_bytes: exchange.place_bytes, of_all },
+            Source::Stored { of_all } => Storing { place_bytes: messages.place_bytes, of_all },
         };
-        views.storing(storing, epoch, |storing, half| {
-            workspace.view(storing, half, fault, deadline_ns)
-        })
+        let key = (storing, epoch.half());
+        if let Some((_, view)) = self.views.iter().find(|(known, _)| *known == key) {
+            return Arc::clone(view);
+        }
+        let (half, plain) = (epoch.half() as u64, &self.plain);
+        let view = self.workspace.view(storing, half, plain.fault, plain.deadline_ns);
+        let view = Arc::new(view);
+        self.views.push((key, Arc::clone(&view)));
+        view
     }
 }

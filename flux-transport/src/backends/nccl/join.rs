@@ -3,12 +3,11 @@
 //! Invariant: it is collective over the whole world, also where each rail makes a communicator of
 //! its own: if it fails on one rank it fails on all.
 
-use super::deferred;
 use super::link::Link;
 use super::members::Members;
-use super::messages;
 use super::proof::prove;
-use crate::ConnectError;
+use super::{deferred, messages};
+use crate::backends::connect_error::ConnectError;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::{CudaDevice, SideStream};
 use std::sync::Arc;
@@ -31,7 +30,7 @@ pub(crate) fn join(
         Ok(()) => Ok((link, stream)),
         Err(error) => {
             drop(link);
-            deferred::leave(device, stream);
+            deferred::defer(device, stream);
             Err(error)
         }
     }

@@ -2,10 +2,9 @@
 //!
 //! Invariant: a [`Library`] exists only with every entry point found. It stays loaded.
 
-use super::comm::UniqueId;
+use super::abi::{Config, UniqueId};
 use crate::cuda::library::{self, Search};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -94,78 +93,9 @@ pub enum NcclError {
     },
 }
 
-/// `ncclConfig_t` as of NCCL 2.28, whose beginning is that of 2.18: libraries look at `size` and
-/// `version`.
-#[repr(C)]
-#[derive(Debug)]
-pub(super) struct Config {
-    size: usize,
-    magic: u32,
-    version: u32,
-    blocking: c_int,
-    cga_cluster_size: c_int,
-    min_ctas: c_int,
-    max_ctas: c_int,
-    net_name: *const c_char,
-    split_share: c_int,
-    traffic_class: c_int,
-    comm_name: *const c_char,
-    collnet_enable: c_int,
-    cta_policy: c_int,
-    shrink_share: c_int,
-    nvls_ctas: c_int,
-    channels_per_net_peer: c_int,
-    nvlink_centric_sched: c_int,
-}
-
 /// The oldest version whose communicators are told all that they are here: `10000 * major + 100 *
 /// minor + patch`.
 pub const OLDEST: u32 = 21_800;
-
-/// Bytes of it that 2.18 knows.
-const FIRST_CONFIG: usize = 48;
-
-impl Config {
-    /// For a library of `version`: a communicator whose calls return at once unless they are
-    /// `blocking`, with a number of channels of this range. Over a network a message has
-    /// `of_a_net_peer` of them; before 2.28 as many as NCCL likes. A communicator that is split
-    /// from it shares its resources, among them the flag that aborts it.
-    pub(super) fn new(
-        blocking: bool,
-        channels: RangeInclusive<u32>,
-        of_a_net_peer: u32,
-        version: u32,
-    ) -> Self {
-        // NCCL's value for what is left to it.
-        let undefined = c_int::MIN;
-        let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
-        Self {
-            size: if says_all { size_of::<Self>() } else { FIRST_CONFIG },
-            magic: 0xcafe_beef,
-            version: if says_all { super::sharing::SAYS_NET_CHANNELS } else { OLDEST },
-            blocking: blocking.into(),
-            // Clusters need multiprocessors side by side; those that are left free lie anywhere.
-            cga_cluster_size: 0,
-            // NCCL would make fewer over a network, and so fewer for a message.
-            min_ctas: channels.start().cast_signed(),
-            max_ctas: channels.end().cast_signed(),
-            net_name: std::ptr::null(),
-            split_share: 1,
-            traffic_class: undefined,
-            comm_name: std::ptr::null(),
-            collnet_enable: undefined,
-            cta_policy: undefined,
-            shrink_share: undefined,
-            nvls_ctas: undefined,
-            channels_per_net_peer: of_a_net_peer.cast_signed(),
-            nvlink_centric_sched: undefined,
-        }
-    }
-}
-
-const _: () = assert!(
-    size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4
-);
 
 crate::cuda::table! {
     /// NCCL's entry points.
@@ -192,6 +122,11 @@ crate::cuda::table! {
 }
 
 impl Library {
+    /// As [`check`](Self::check), where a call may also be under way.
+    pub(super) fn accepted(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+        if code == IN_PROGRESS { Ok(()) } else { self.check(call, code) }
+    }
+
     /// Turns a result into an error that names the call, with what NCCL noted about it last.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
         if code == 0 {
@@ -209,6 +144,9 @@ impl Library {
         Err(NcclError::Call { call, code, text: text.join(": ") })
     }
 }
+
+/// `ncclInProgress`.
+pub(super) const IN_PROGRESS: c_int = 7;
 
 /// Where NCCL may be. A program that uses it, too, has loaded the one to share.
 const SEARCH: Search = Search {
@@ -322,7 +260,7 @@ mod tests {
     fn a_library_that_is_not_nccl_is_named_with_the_missing_entry() {
         match open(vec!["libc.so.6".into()]) {
             Err(NcclUnavailable::Symbol { path, symbol }) => {
-                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "nccl_get_version"));
+                assert_eq!((path, symbol), (PathBuf::from("libc.so.6"), "ncclGetVersion"));
             }
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("libc is not NCCL"),

@@ -6,8 +6,9 @@
 //! group is begun. Both are given up with the link.
 
 use super::library::NcclError;
-use super::messages::{Family, GivenUp, Group, Messages, Use, abort, leave};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use super::messages::{Family, GivenUp, Group, Messages, Use, abort, close};
+use crate::sync::locked;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// One rank's end of the messages.
@@ -15,11 +16,6 @@ use std::time::Instant;
 pub(crate) struct Link {
     family: Mutex<Option<Family>>,
     messages: Mutex<Option<Messages>>,
-}
-
-/// What a lock holds: every critical section leaves it usable, or taken.
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Link {
@@ -73,9 +69,9 @@ impl Link {
     }
 
     /// Leaves in good order, unless it was given up before. No call is under way.
-    pub(super) fn leave(&self, until: Instant) -> Result<(), NcclError> {
+    pub(super) fn close(&self, until: Instant) -> Result<(), NcclError> {
         match self.family().and_then(|family| Some((family, self.messages()?))) {
-            Some((family, messages)) => leave(family, messages, until),
+            Some((family, messages)) => close(family, messages, until),
             None => Ok(()),
         }
     }

@@ -3,14 +3,17 @@
 //! Invariant: where meeting fails it fails on all ranks, which are then still in step. Decoding
 //! accepts what [`Identity::encode`] produces, of this version, and nothing else.
 
-use super::comm::UniqueId;
+use super::abi::UniqueId;
 use super::library::{self, NcclError};
 use super::sharing::{LANES, MOST_LANES, Sharing};
-use crate::backends::nvlink::ordinal;
-use crate::bootstrap::control::{agree, together};
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::peer_memory::ordinal;
+use crate::backends::kind::{Capabilities, Mover, PeerStores};
+use crate::backends::options::{Options, Select};
+use crate::bootstrap::control::{Launch, agree, together};
+use crate::bootstrap::world::World;
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::topology::Settings;
-use crate::{Capabilities, ConnectError, Launch, Mover, Options, Select, World};
 use flux_core::{Nodes, Rank};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
@@ -149,12 +152,7 @@ impl Members {
     /// What a transport can do whose messages they carry.
     pub(crate) const fn capabilities(&self) -> Capabilities {
         let mover = Mover::Messages { channels: self.sharing.channels(self.hosts) };
-        Capabilities {
-            peer_stores: crate::PeerStores::Nothing,
-            mover,
-            graphs: false,
-            processes: true,
-        }
+        Capabilities { peer_stores: PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
     /// Whether calls may be sequential: not where intra-node peers store into each other's memory.

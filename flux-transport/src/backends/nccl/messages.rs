@@ -12,36 +12,36 @@
 //!
 //! Invariant: nothing here waits for another rank without a deadline, but for the end of a group
 //! where the stream is full, which [`GivenUp::end`] ends. What NCCL does without one is done on a
-//! thread of its own, and [noted](GivingUp) until it is done.
+//! thread of its own, and [noted](Ending) until it is done.
 
-use super::comm::{ElementType, SUM, source, target};
-use super::deferred::GivingUp;
-use super::library::{Config, Library, NcclError, library, version};
+use super::abi::{Config, ElementType};
+use super::comm::Handle;
+use super::deferred::Ending;
+use super::library::{NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
+use crate::backends::jobs::CollectiveKind;
 use crate::cuda::{CudaDevice, done_by};
-use flux_core::DType;
 use std::convert::Infallible;
 use std::ffi::c_int;
 use std::fmt;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 
-/// `ncclInProgress`.
-const IN_PROGRESS: c_int = 7;
 /// Between looks at what takes milliseconds.
 const LOOK: Duration = Duration::from_millis(1);
 /// For the other ranks of this host to leave as well, without whom NCCL does not destroy a
 /// communicator. Ranks mostly leave together, and what NCCL may still use is then freed at once.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// What one rank's messages are split from. Whoever has it ends it, with them, by [`leave`] or
+/// What one rank's messages are split from. Whoever has it ends it, with them, by [`close`] or
 /// [`give_up`](Self::give_up).
-pub(super) struct Family(Communicator);
+pub(super) struct Family(Handle);
 
 /// One rank's communicators for data, by their [use](Use).
 pub(super) struct Messages {
-    overlapped: Communicator,
-    sequential: Option<Communicator>,
+    overlapped: Handle,
+    sequential: Option<Handle>,
 }
 
 /// What a communicator is used for.
@@ -51,12 +51,6 @@ pub(super) enum Use {
     Overlapped,
     /// Collectives before or after a kernel.
     Sequential,
-}
-
-struct Communicator {
-    library: &'static Library,
-    device: CudaDevice,
-    raw: usize,
 }
 
 impl fmt::Debug for Family {
@@ -96,7 +90,7 @@ pub(super) fn join(
         init(&raw mut raw, count.cast_signed(), members.id, place.cast_signed(), &raw mut first)
     };
     library.accepted("ncclCommInitRankConfig", code)?;
-    let family = Family(Communicator { library, device: device.clone(), raw });
+    let family = Family(Handle { library, device: device.clone(), raw });
     let split = |channels| match family.split(
         place,
         Config::new(true, channels, sharing.lanes, version),
@@ -124,12 +118,12 @@ pub(super) fn join(
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
-/// NCCL may go on with that, and what it may use is to be [left](super::deferred::leave) meanwhile.
+/// NCCL may go on with that, and what it may use is to be [deferred](super::deferred::defer) meanwhile.
 /// No call is under way.
-pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
+pub(super) fn close(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
-    let finalised = messages.all().try_for_each(Communicator::finalize).and_then(|()| {
-        family.0.finalize()?;
+    let finalised = messages.all().try_for_each(finalize).and_then(|()| {
+        finalize(&family.0)?;
         if family.ready_by(until)? {
             Ok(())
         } else {
@@ -140,10 +134,11 @@ pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Resul
         abort(family, || Some(messages));
         return Err(error);
     }
-    let note = GivingUp::begin(&family.0.device);
+    let note = Ending::begin(&family.0.device);
     let destroy = move || {
-        for communicator in messages.into_all().chain([family.0]) {
-            if let Err(error) = communicator.destroy() {
+        for mut communicator in messages.into_all().chain([family.0]) {
+            let ended = communicator.device.clone().enter().map_err(NcclError::from);
+            if let Err(error) = ended.and_then(|_current| communicator.destroy()) {
                 tracing::warn!(%error, "while leaving an NCCL communicator");
             }
         }
@@ -173,13 +168,7 @@ impl Family {
     /// Whether everything that was asked of it is done; NCCL's error where something has failed
     /// since, of the messages too: the threads that serve them are shared.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
-        let Communicator { library, raw, .. } = &self.0;
-        let mut state = 0;
-        // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
-        let code = unsafe { (library.nccl_comm_get_async_error)(*raw, &raw mut state) };
-        library.check("ncclCommGetAsyncError", code)?;
-        library.accepted("an NCCL communicator", state)?;
-        Ok(state != IN_PROGRESS)
+        self.0.is_ready()
     }
 
     /// Waits until it is ready; false where it is not by then.
@@ -200,8 +189,8 @@ impl Family {
         place: u32,
         mut config: Config,
         until: Instant,
-    ) -> Result<Option<Communicator>, NcclError> {
-        let Communicator { library, device, raw } = &self.0;
+    ) -> Result<Option<Handle>, NcclError> {
+        let Handle { library, device, raw } = &self.0;
         if !self.ready_by(until)? {
             return Ok(None);
         }
@@ -218,41 +207,29 @@ impl Family {
         }
         // SAFETY: made above, and NCCL is done with it.
         let raw = *unsafe { Box::from_raw(split) };
-        Ok(Some(Communicator { library, device: device.clone(), raw }))
+        Ok(Some(Handle { library, device: device.clone(), raw }))
     }
 
-    /// Notes that it is given up: what is [left](super::deferred::leave) from now on stays until
+    /// Notes that it is given up: what is [deferred](super::deferred::defer) from now on stays until
     /// [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
-        let note = GivingUp::begin(&self.0.device);
+        let note = Ending::begin(&self.0.device);
         GivenUp { family: self, _note: note }
     }
 }
 
-impl Communicator {
-    /// Has it deliver what was sent.
-    fn finalize(&self) -> Result<(), NcclError> {
-        let _current = self.device.enter()?;
-        // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
-        self.library
-            .accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
-    }
+/// Has a communicator, which is used for nothing more, deliver what was sent.
+fn finalize(handle: &Handle) -> Result<(), NcclError> {
+    let Handle { library, device, raw } = handle;
+    let _current = device.enter()?;
+    // SAFETY: the communicator lives as long as its handle.
+    library.accepted("ncclCommFinalize", unsafe { (library.nccl_comm_finalize)(*raw) })
+}
 
-    /// Ends it, once it was finalised.
-    fn destroy(self) -> Result<(), NcclError> {
-        let _current = self.device.enter()?;
-        // SAFETY: destroyed once: `self` is no more.
-        self.library
-            .accepted("ncclCommDestroy", unsafe { (self.library.nccl_comm_destroy)(self.raw) })
-    }
-
-    /// Ends it and what is on its streams. The device's context is current.
-    fn abort(self) {
-        // SAFETY: the only use of the communicator from now on: `self` is no more.
-        let code = unsafe { (self.library.nccl_comm_abort)(self.raw) };
-        if let Err(error) = self.library.accepted("ncclCommAbort", code) {
-            tracing::debug!(%error, "while giving up an NCCL communicator");
-        }
+/// Ends a communicator and what is on its streams. The device's context is current.
+fn abort_one(handle: Handle) {
+    if let Err(error) = handle.abort() {
+        tracing::debug!(%error, "while giving up an NCCL communicator");
     }
 }
 
@@ -269,11 +246,11 @@ impl Messages {
         Ok(Group { of, stream, open: true, _current: current })
     }
 
-    fn all(&self) -> impl Iterator<Item = &Communicator> {
+    fn all(&self) -> impl Iterator<Item = &Handle> {
         std::iter::once(&self.overlapped).chain(&self.sequential)
     }
 
-    fn into_all(self) -> impl Iterator<Item = Communicator> {
+    fn into_all(self) -> impl Iterator<Item = Handle> {
         std::iter::once(self.overlapped).chain(self.sequential)
     }
 }
@@ -282,7 +259,7 @@ impl Messages {
 #[derive(Debug)]
 pub(super) struct GivenUp {
     family: Family,
-    _note: GivingUp,
+    _note: Ending,
 }
 
 impl GivenUp {
@@ -295,9 +272,9 @@ impl GivenUp {
     /// their connections to its memory (2.28).
     pub(super) fn end(self, messages: impl FnOnce() -> Option<Messages>) {
         let Self { family, _note } = self;
-        family.0.abort();
+        abort_one(family.0);
         if let Some(messages) = messages() {
-            messages.into_all().for_each(Communicator::abort);
+            messages.into_all().for_each(abort_one);
         }
     }
 }
@@ -305,7 +282,7 @@ impl GivenUp {
 /// Operations that go together. Dropped, it ends the group; [`end`](Self::end) says whether that
 /// was accepted.
 pub(super) struct Group<'a> {
-    of: &'a Communicator,
+    of: &'a Handle,
     stream: usize,
     open: bool,
     _current: crate::cuda::Current,
@@ -318,10 +295,12 @@ impl Group<'_> {
     /// They are memory of the communicator's device, or pinned memory of the host by its address
     /// there, until the stream is past the group.
     pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Communicator { library, raw, .. } = self.of;
+        let Handle { library, raw, .. } = self.of;
+        // A device address: no memory of this process is behind it.
+        let from = with_exposed_provenance(usize::try_from(from).unwrap_or(0));
         // SAFETY: the caller's promise.
         let code = unsafe {
-            (library.nccl_send)(source(from), bytes, BYTES, peer.cast_signed(), *raw, self.stream)
+            (library.nccl_send)(from, bytes, BYTES, peer.cast_signed(), *raw, self.stream)
         };
         library.accepted("ncclSend", code)
     }
@@ -331,68 +310,30 @@ impl Group<'_> {
     /// # Safety
     /// As [`send`](Self::send), and nobody else uses them meanwhile.
     pub(super) unsafe fn receive(&self, to: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Communicator { library, raw, .. } = self.of;
+        let Handle { library, raw, .. } = self.of;
+        // A device address: no memory of this process is behind it.
+        let to = with_exposed_provenance_mut(usize::try_from(to).unwrap_or(0));
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (library.nccl_recv)(target(to), bytes, BYTES, peer.cast_signed(), *raw, self.stream)
-        };
+        let code =
+            unsafe { (library.nccl_recv)(to, bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
         library.accepted("ncclRecv", code)
     }
 
-    /// Gathers `bytes` bytes of every rank, in rank order, to `to`.
+    /// A collective of `elements` of every rank, or of all for an AllReduce.
     ///
     /// # Safety
-    /// As [`receive`](Self::receive), of both ranges; `from` may be this rank's part of the other.
-    pub(super) unsafe fn all_gather(
+    /// As [`receive`](Self::receive), of both ranges; this rank's part of what is gathered may be
+    /// sent from its place, and that of what is scattered be left there; an AllReduce may be in
+    /// place.
+    pub(super) unsafe fn collective(
         &self,
-        from: u64,
-        to: u64,
-        bytes: usize,
-    ) -> Result<(), NcclError> {
-        let Communicator { library, raw, .. } = self.of;
-        // SAFETY: the caller's promise.
-        let code = unsafe {
-            (library.nccl_all_gather)(source(from), target(to), bytes, BYTES, *raw, self.stream)
-        };
-        library.accepted("ncclAllGather", code)
-    }
-
-    /// Sums shards of `elements` elements over the ranks, and leaves this rank's in `to`.
-    ///
-    /// # Safety
-    /// As [`receive`](Self::receive), of both ranges; `to` may be this rank's part of the other.
-    pub(super) unsafe fn reduce_scatter(
-        &self,
-        from: u64,
-        to: u64,
+        kind: CollectiveKind,
+        (from, to): (u64, u64),
         elements: usize,
-        of: DType,
+        of: ElementType,
     ) -> Result<(), NcclError> {
-        let Communicator { library, raw, .. } = self.of;
-        let (code_of, entry) = (ElementType::from(of).code(), library.nccl_reduce_scatter);
         // SAFETY: the caller's promise.
-        let code =
-            unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
-        library.accepted("ncclReduceScatter", code)
-    }
-
-    /// Sums `elements` elements over the ranks.
-    ///
-    /// # Safety
-    /// As [`receive`](Self::receive), of both ranges, which may be one.
-    pub(super) unsafe fn all_reduce(
-        &self,
-        from: u64,
-        to: u64,
-        elements: usize,
-        of: DType,
-    ) -> Result<(), NcclError> {
-        let Communicator { library, raw, .. } = self.of;
-        let (code_of, entry) = (ElementType::from(of).code(), library.nccl_all_reduce);
-        // SAFETY: the caller's promise.
-        let code =
-            unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
-        library.accepted("ncclAllReduce", code)
+        unsafe { self.of.collective(kind, (from, to), elements, of, self.stream) }
     }
 
     /// Puts the operations on the stream.
@@ -419,10 +360,3 @@ impl Drop for Group<'_> {
 }
 
 const BYTES: c_int = ElementType::U8.code();
-
-impl Library {
-    /// As [`check`](Self::check), where a call may also be under way.
-    fn accepted(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        if code == IN_PROGRESS { Ok(()) } else { self.check(call, code) }
-    }
-}

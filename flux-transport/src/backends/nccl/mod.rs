@@ -11,15 +11,19 @@
 //!
 //! ```text
 //! connect      identities, the unique id, a communicator and those split from it; each is proven
-//! rows         begin, exchange: fork; group by group of rounds send and receive, raise own signals;
+//! rows         begin, start: fork; group by group of rounds send and receive, raise own signals;
 //!              kernel, finish: join
-//! stored       begin, exchange: fork, kernel, send_stored_rounds: group by group wait for the chunks'
-//!              flags, send and receive, raise own signals; finish: join
-//! sequential   begin, AllGather, kernel, finish; or begin, kernel, ReduceScatter, finish
-//! a fault      the record, the abort word, NCCL's error, or a stream that stands still; then flags
-//!              are released with a word that no call awaits, and all communicators are aborted
+//! stored       begin, start: fork, kernel, launched: group by group wait for the chunks' flags, send
+//!              and receive, raise own signals; finish: join
+//! sequential   begin, start: AllGather, kernel, finish; or begin, kernel, launched: ReduceScatter or
+//!              AllReduce, finish
+//! comparing    the watchdog tells peers over the control plane which calls were made; `status()` asks
+//! a fault      the record, the abort word, NCCL's error, other calls of a peer, or a call that stands
+//!              still; then flags are released with a word that no call awaits, and all communicators
+//!              are aborted
 //! ```
 
+mod abi;
 mod collective;
 mod comm;
 pub(crate) mod deferred;
@@ -27,32 +31,31 @@ mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
-mod guard;
-mod hashes;
 mod join;
 mod library;
 mod link;
 mod members;
 mod messages;
 mod outbox;
+mod peers;
 mod progress;
 mod proof;
 mod rounds;
 mod sharing;
 mod transport;
-mod views;
-mod watched;
+mod watch;
+mod watchdog;
 mod workspace;
 
 pub(crate) use generation::{Generation, Outgoing};
-pub(crate) use guard::Guard;
-pub(crate) use hashes::HASH_BYTES;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
-pub(crate) use rounds::{Memory, NO_GRAPHS, StepsSeen, enqueue_rounds};
+pub(crate) use rounds::{Memory, NO_GRAPHS, enqueue_rounds};
 pub(crate) use transport::NcclTransport;
-pub(crate) use watched::Watched;
+pub(crate) use watch::CallWatch;
+pub(crate) use watchdog::Watchdog;
 
-pub use comm::{Comm, ElementType, UniqueId};
+pub use abi::{ElementType, UniqueId};
+pub use comm::Comm;
 pub use library::{NcclError, NcclUnavailable, OLDEST, available, supported, version};

@@ -6,8 +6,7 @@
 //! sent as it lies. Words of peers come into `words`, never straight into a pad.
 
 use super::flags::Flags;
-use super::hashes::CallHashes;
-use crate::HeldBytes;
+use crate::backends::held::HeldBytes;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -25,8 +24,6 @@ pub(crate) struct Outbox {
     stored: DeviceBlock,
     /// A pad for each node: the flags of what is stored for the rail's rank there.
     flags: Arc<Flags>,
-    /// What ranks compare of each call.
-    hashes: Arc<CallHashes>,
     /// The number of the call, for who passes rows on, and the words that came with chunks, by the
     /// signal that they are for.
     words: DeviceBlock,
@@ -56,7 +53,6 @@ impl Outbox {
                 host_size(u64::from(nodes.count()) * pad_bytes(signals)),
                 before,
             )?),
-            hashes: Arc::new(CallHashes::new(device, (rank, nodes), epoch)?),
             words: block(4 + 4 * u64::from(signals))?,
             device: device.clone(),
         };
@@ -82,7 +78,7 @@ impl Outbox {
     /// What it holds in all.
     pub(crate) fn held(&self) -> HeldBytes {
         let device = [&self.stored, &self.words].map(|block| block.bytes() as u64).iter().sum();
-        HeldBytes { device, pinned: (self.flags.bytes() + self.hashes.bytes()) as u64, host: 0 }
+        HeldBytes { device, pinned: self.flags.bytes() as u64, host: 0 }
     }
 
     /// How the ranks are grouped.
@@ -118,11 +114,6 @@ impl Outbox {
     /// All flags.
     pub(super) fn flags(&self) -> &Arc<Flags> {
         &self.flags
-    }
-
-    /// The op-sequence hashes of this rank and of its rail.
-    pub(crate) fn hashes(&self) -> &Arc<CallHashes> {
-        &self.hashes
     }
 
     /// Where the word lands that comes with the chunk of `signal`.

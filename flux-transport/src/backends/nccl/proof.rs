@@ -3,19 +3,22 @@
 //! Invariant: it ends by the deadline, whatever else the device does. All of it is on a stream of
 //! its own, which is polled, and NCCL connects on a thread of its own. It also makes NCCL open its
 //! connections and load its kernels, and the driver those that copy words: a kernel that waits for
-//! data would keep them from that. The group of a sequential call is proven as it is used: messages
-//! beside a collective.
+//! data would keep them from that. Each communicator is proven as it is used: by messages, or by a
+//! collective.
 
+use super::abi::ElementType;
 use super::deferred;
+use super::library::NcclError;
 use super::link::Link;
 use super::members::Members;
 use super::messages::Use;
-use crate::backends::nccl::NcclError;
+use crate::backends::connect_error::ConnectError;
+use crate::backends::error::TransportError;
+use crate::backends::jobs::CollectiveKind;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async,
     copy_rows_async, done_by, write_value_async,
 };
-use crate::{ConnectError, TransportError};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,8 +30,8 @@ const WORD: u64 = 4;
 /// For what was given up.
 const GONE: Duration = Duration::from_secs(2);
 
-/// What `from` sends to `to` by this communicator: of each pair and use another. To itself it is
-/// what it has gathered.
+/// What `from` sends to `to` by this communicator: of each pair and use another. What is gathered is
+/// what it would send itself.
 fn word(by: Use, from: u32, to: u32) -> u32 {
     let by = u32::from(by == Use::Sequential);
     (by << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
@@ -54,7 +57,7 @@ pub(super) fn prove(
         if !matches!(done_by(Instant::now() + GONE, || stream.is_idle()), Ok(true)) {
             device.give_up("a message that was given up does not end");
         }
-        deferred::leave(device, buffers);
+        deferred::defer(device, buffers);
     }
     proven
 }
@@ -75,9 +78,13 @@ fn exchange(
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
         unsafe { write_value_async(device, sent.at(peer), word(by, own, peer), stream.raw()) }?;
     }
-    let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
-    let gather = (by == Use::Sequential).then(|| (sent.at(own), gathered.at(0)));
-    if !connected(link, (by, stream.raw()), (places, gather), until)? {
+    let operations = match by {
+        Use::Overlapped => Operations::Messages(
+            peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect(),
+        ),
+        Use::Sequential => Operations::Gather { from: sent.at(own), to: gathered.at(0) },
+    };
+    if !connected(link, (by, stream.raw()), operations, until)? {
         return Err(nccl(members.silent(began.elapsed())));
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
@@ -92,10 +99,13 @@ fn exchange(
             stream.raw(),
         )
     }?;
-    // What each peer has sent to this rank, then what was gathered of it.
-    let of_gather =
-        || peers().filter(|_| gather.is_some()).map(|peer| (peer, peer, gathered.at(peer)));
-    let to_see = || peers().map(|peer| (peer, own, received.at(peer))).chain(of_gather());
+    // What each peer has sent to this rank, or what was gathered of it.
+    let to_see = || {
+        peers().map(|peer| match by {
+            Use::Overlapped => (peer, own, received.at(peer)),
+            Use::Sequential => (peer, peer, gathered.at(peer)),
+        })
+    };
     for (at, (_, _, from)) in to_see().enumerate() {
         let rows = |address| Rows { address, pitch: WORD };
         // SAFETY: a message's first word, and a place for it, in the buffers.
@@ -124,9 +134,13 @@ fn exchange(
     Ok(())
 }
 
-/// Messages, each from where it is sent to where one is received and a peer, and an AllGather, from
-/// a place to the first of others.
-type Operations = (Vec<(u64, u64, u32)>, Option<(u64, u64)>);
+/// What one group carries.
+enum Operations {
+    /// Messages, each from where it is sent to where one is received, and the peer.
+    Messages(Vec<(u64, u64, u32)>),
+    /// An AllGather, from a place to the first of others.
+    Gather { from: u64, to: u64 },
+}
 
 /// Puts the operations on `stream`. NCCL connects for them: it waits for the peers, and so is left
 /// to a thread of its own. False where they have not come by then: whoever gives the link up ends
@@ -134,23 +148,25 @@ type Operations = (Vec<(u64, u64, u32)>, Option<(u64, u64)>);
 fn connected(
     link: &Arc<Link>,
     (by, stream): (Use, usize),
-    (messages, gather): Operations,
+    operations: Operations,
     until: Instant,
 ) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
     let connect = move || {
-        link.group(by, stream, |group| {
-            if let Some((from, to)) = gather {
+        link.group(by, stream, |group| match operations {
+            Operations::Gather { from, to } => {
                 // SAFETY: places in the buffers, which are freed when nothing uses them.
-                unsafe { group.all_gather(from, to, BYTES) }?;
+                unsafe {
+                    group.collective(CollectiveKind::AllGather, (from, to), BYTES, ElementType::U8)
+                }
             }
-            messages.iter().try_for_each(|&(from, to, peer)| {
+            Operations::Messages(messages) => messages.iter().try_for_each(|&(from, to, peer)| {
                 // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
                 unsafe {
                     group.send(from, BYTES, peer)?;
                     group.receive(to, BYTES, peer)
                 }
-            })
+            }),
         })
     };
     let started = std::thread::Builder::new().name("flux-nccl-connect".to_owned()).spawn(connect);
@@ -184,7 +200,7 @@ impl Buffers {
             sent: Buffer::new(device, count)?,
             received: Buffer::new(device, count)?,
             gathered: Buffer::new(device, count)?,
-            seen: PinnedBlock::new(device, 2 * size_of::<u32>() * count as usize)?,
+            seen: PinnedBlock::new(device, size_of::<u32>() * count as usize)?,
         })
     }
 }

@@ -8,23 +8,23 @@
 //! other words: a torn chunk, or one computed from a failed call, is never sent as whole.
 //!
 //! Only where messages are aborted may a word have come before its chunk. By then this rank's call
-//! has failed, as the guard sees to. Nothing is received before this stream asks for it, after the
+//! has failed, as the watchdog sees to. Nothing is received before this stream asks for it, after the
 //! call that read the half before.
 
-use super::hashes::HASH_BYTES;
 use super::messages::Use;
 use super::outbox::Outbox;
-use super::progress::{Position, Step};
-use super::watched::Watched;
+use super::progress::Step;
+use super::watch::CallWatch;
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{MessageRounds, RowTransfers, Source};
 use crate::cuda::{
-    CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size,
+    CudaDevice, CudaError, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
     wait_value_async, words_async,
 };
-use crate::{MessageRounds, RowTransfers, Source, TransportError};
-use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
+use flux_core::Rank;
+use flux_core::layout::{WorkspaceSize, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
-use flux_core::{Nodes, Rank};
 
 /// Bytes of a word.
 const WORD: usize = 4;
@@ -54,9 +54,8 @@ impl Memory<'_> {
     }
 }
 
-/// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said
-/// of it ahead of the first chunk to each peer; `arrived` is told of each round when what it brings
-/// is there as far as the stream is concerned.
+/// Enqueues all messages of the call with number `epoch` on `stream`; `arrived` is told of each
+/// round when what it brings is there as far as the stream is concerned.
 ///
 /// # Safety
 /// The exchange was checked against the workspace; `stream` is ordered after the call before and
@@ -64,38 +63,21 @@ impl Memory<'_> {
 pub(crate) unsafe fn enqueue_rounds(
     device: &CudaDevice,
     stream: usize,
-    watched: &Watched,
+    watch: &CallWatch,
     at: Memory<'_>,
     exchange: &MessageRounds<'_>,
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
     let &MessageRounds { source, rounds, peers, .. } = exchange;
-    let Memory { pad, control, rank, outbox, .. } = at;
-    let nodes = outbox.nodes();
+    let Memory { pad, control, outbox, .. } = at;
     let _current = device.enter()?;
-    let position = |step| WordOp::Write {
-        address: watched.progress.address(),
-        value: Position::new(epoch, step).word(),
-    };
     let note = |step| {
         // SAFETY: a word of pinned memory that outlives the stream's work.
-        unsafe { words_async(device, [position(step)], stream) }
+        unsafe { words_async(device, [watch.note(epoch, step)], stream) }
     };
     let stored = matches!(source, Source::Stored { .. });
-    let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
-    // Node peers compare op-sequence hashes on each other's pads. A hash that comes along the rail
-    // is copied there too. Ranks of other nodes whose sums come by a relay were compared by that
-    // relay: here their hashes are taken to agree.
-    let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
-    let of_relayed = of_relayed.map(|far| WordOp::WriteLong {
-        address: calling(far),
-        value: outbox.hashes().last().word(),
-    });
-    // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe {
-        words_async(device, std::iter::once(position(Step::Begun)).chain(of_relayed), stream)
-    }?;
+    note(Step::Begun)?;
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
@@ -104,7 +86,7 @@ pub(crate) unsafe fn enqueue_rounds(
         unsafe {
             copy_out_async(
                 device,
-                (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)),
+                (row(outbox.flags().number_on_host()), row(control + control::EPOCH)),
                 (1, WORD as u64),
                 stream,
             )
@@ -112,9 +94,8 @@ pub(crate) unsafe fn enqueue_rounds(
     }
     // SAFETY: the caller promised the rows.
     let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
-    let (mut number, mut seen) = (0, StepsSeen::default());
+    let mut number = 0;
     for group in groups(rounds, peers) {
-        let firsts: Vec<bool> = group.iter().map(|round| seen.is_first(round.step)).collect();
         if stored {
             for round in group {
                 let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
@@ -123,20 +104,16 @@ pub(crate) unsafe fn enqueue_rounds(
             }
             note(Step::Flag(number + group.len() - 1))?;
         }
-        watched.link.group(Use::Overlapped, stream, |messages| {
-            group.iter().zip(&firsts).try_for_each(|(round, &is_first)| {
-                let Ends { chunk, to, place, from } = Ends::of(&at, exchange, round, rows, epoch);
+        watch.link.group(Use::Overlapped, stream, |messages| {
+            group.iter().try_for_each(|round| {
+                let Ends { chunk, to, place, from } = Ends::new(&at, exchange, round, rows, epoch);
                 let word = if stored {
                     outbox.flag(round.sent.peer, round.sent.signal, epoch)
                 } else {
-                    outbox.hashes().number()
+                    outbox.flags().number()
                 };
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
-                    if is_first {
-                        messages.send(outbox.hashes().own_address(epoch), HASH_BYTES, to)?;
-                        messages.receive(outbox.hashes().address(from), HASH_BYTES, from)?;
-                    }
                     // A chunk without rows is its signal alone, which both sides know.
                     if round.sent.bytes > 0 {
                         messages.send(chunk, host_size(round.sent.bytes), to)?;
@@ -164,23 +141,6 @@ pub(crate) unsafe fn enqueue_rounds(
                 }
             }?;
         }
-        // After the words, which the kernel waits for first: it looks at these when it closes the
-        // call.
-        for (round, _) in
-            group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed())
-        {
-            let far = round.received.peer;
-            // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
-            unsafe {
-                copy_async(
-                    device,
-                    calling(far),
-                    outbox.hashes().address(nodes.node_of(far)),
-                    HASH_BYTES,
-                    stream,
-                )
-            }?;
-        }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write
         // before.
@@ -189,12 +149,6 @@ pub(crate) unsafe fn enqueue_rounds(
         }
     }
     Ok(note(Step::Ended)?)
-}
-
-/// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other
-/// rails.
-fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
-    nodes.are_mixed() && !nodes.together(rank, far) && nodes.local_of(rank) != nodes.local_of(far)
 }
 
 /// From where messages take the caller's rows, if they do: where those have gaps, copied without
@@ -235,7 +189,7 @@ struct Ends {
 
 impl Ends {
     /// In call `epoch`, of the caller's rows or of what was stored.
-    fn of(
+    fn new(
         at: &Memory<'_>,
         exchange: &MessageRounds<'_>,
         round: &Round,
@@ -256,20 +210,6 @@ impl Ends {
             place: half + place + offset,
             from: nodes.node_of(received.peer),
         }
-    }
-}
-
-/// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives
-/// from another.
-#[derive(Debug, Default)]
-pub(crate) struct StepsSeen(u32);
-
-impl StepsSeen {
-    /// Whether a round is the first of its step, and so to its reader and from its source.
-    pub(crate) const fn is_first(&mut self, step: u32) -> bool {
-        let before = self.0;
-        self.0 |= 1 << step;
-        self.0 != before
     }
 }
 
@@ -300,34 +240,24 @@ mod tests {
     use super::*;
     use flux_core::layout::RowLayout;
     use flux_core::program::{Chunk, End, Schedule, TileProgram, in_batches_of};
-    use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What a message carries, with the number of the group that it goes in.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Message {
-        Said(usize),
-        Chunk(usize, u64),
-    }
-
-    /// By source and reader, in order.
-    type Ways = BTreeMap<(u32, u32), Vec<Message>>;
+    /// Chunks by source and reader, in order: the group that each goes in, and its bytes.
+    type Ways = BTreeMap<(u32, u32), Vec<(usize, u64)>>;
 
     /// Notes what `rank` sends and receives in a call with these rounds.
     fn note(rank: Rank, rounds: &[Round], peers: u32, (sent, received): (&mut Ways, &mut Ways)) {
-        let mut seen = StepsSeen::default();
         for (number, group) in groups(rounds, peers).enumerate() {
             for round in group {
-                let said = seen.is_first(round.step).then_some(Message::Said(number));
-                let messages = |bytes| said.into_iter().chain([Message::Chunk(number, bytes)]);
                 sent.entry((rank.get(), round.sent.peer.get()))
                     .or_default()
-                    .extend(messages(round.sent.bytes));
+                    .push((number, round.sent.bytes));
                 received
                     .entry((round.received.peer.get(), rank.get()))
                     .or_default()
-                    .extend(messages(round.received.bytes));
+                    .push((number, round.received.bytes));
             }
         }
     }
@@ -395,7 +325,7 @@ mod tests {
     proptest! {
         /// NCCL matches the messages from one rank to another by their order alone.
         #[test]
-        fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
+        fn each_peer_receives_what_is_sent_in_the_same_group(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
             (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
             rows in 1..=99_usize, (chunk, group, flattened) in (1..=4_u32, 1..=17_u32, any::<bool>()), peers in 1..=16_u32
@@ -403,33 +333,7 @@ mod tests {
             let nodes = nodes(count, of);
             let (sent, received) = messages(op, nodes, rows, (chunk, group, flattened), peers);
             prop_assert_eq!(sent.len(), nodes.world().index() * nodes.others() as usize);
-            for messages in sent.values() {
-                let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
-                prop_assert!(told == 1 && matches!(messages[0], Message::Said(_)));
-            }
             prop_assert_eq!(sent, received);
-        }
-
-        /// Each hash comes once: node peers' on the pad; along the rail; with rows by the node
-        /// peer that passes them on; of sums by nobody, as the relay has compared.
-        #[test]
-        fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
-            op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
-            (count, of) in prop_oneof![(2..=8_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
-            rows in 1..=99_usize, (chunk, group) in (1..=4_u32, 1..=17_u32)
-        ) {
-            let nodes = nodes(count, of);
-            let (_, received) = messages(op, nodes, rows, (chunk, group, false), u32::MAX);
-            for rank in nodes.world().ranks() {
-                let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
-                let node_peers = || nodes.world().ranks().filter(|&node_peer| node_peer != rank && nodes.are_mixed() && nodes.together(rank, node_peer));
-                let passed_on = |from| op == OpKind::AllGatherGemm && node_peers().any(|node_peer| told(node_peer, from));
-                let added_by_relays = |from| op == OpKind::GemmReduceScatter && is_relayed(nodes, rank, from);
-                for other in nodes.world().ranks().filter(|&other| other != rank) {
-                    let ways = [node_peers().any(|node_peer| node_peer == other), told(rank, other), passed_on(other), added_by_relays(other)];
-                    prop_assert_eq!(ways.into_iter().filter(|&way| way).count(), 1, "{:?} of {:?}", rank, other);
-                }
-            }
         }
 
         #[test]

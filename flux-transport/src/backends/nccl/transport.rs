@@ -1,29 +1,32 @@
 //! The NCCL transport of one rank.
 //!
 //! Invariant: between `begin` and `finish` nothing waits for a peer or for the device, but where a
-//! stream is full, as any launch does; the guard ends that, too. The host counts the epochs: no
-//! call is captured. The guard ends before the memory and the stream that it lets go of.
+//! stream is full, as any launch does; the watchdog ends that, too. The host counts the epochs: no
+//! call is captured. The watchdog ends before the memory and the stream that it lets go of.
 
-use super::collective::Streams;
-use super::deferred;
 use super::generation::Generation;
-use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
 use super::rounds::{NO_GRAPHS, enqueue_rounds};
-use super::watched::Watched;
+use super::watch::CallWatch;
+use super::watchdog::Watchdog;
 use super::workspace::Workspace;
-use crate::backends::Transport;
-use crate::backends::calls::{Calls, Captures};
-use crate::backends::error::same_epoch;
-use crate::backends::nvlink::Lane;
+use super::{collective, deferred};
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::lane::Lane;
+use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::held::HeldBytes;
+use crate::backends::jobs::{Job, LibraryCollective, MessageRounds, Source, Started};
+use crate::backends::kind::{Capabilities, TransportKind};
+use crate::backends::options::Options;
+use crate::backends::transport::Transport;
+use crate::backends::view::WorkspaceView;
 use crate::bootstrap::control::{Collective, agree, together};
+use crate::bootstrap::world::World;
 use crate::cuda::{CudaDevice, SideStream};
+use crate::device::{Device, Stream};
 use crate::sync::locked;
-use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, LibraryCollective, MessageRounds, Options,
-    RowTransfers, Source, Stream, TransportError, TransportKind, WorkspaceView, World,
-};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
@@ -35,9 +38,9 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct NcclTransport {
     // `Drop` drains the device, ends this, and hands what NCCL may use to who frees it.
-    guard: Guard,
+    watchdog: Watchdog,
     state: ManuallyDrop<Mutex<State>>,
-    watched: Arc<Watched>,
+    watch: Arc<CallWatch>,
     members: Members,
     rank: Rank,
     world: WorldSize,
@@ -51,8 +54,15 @@ struct State {
     lane: Lane,
     calls: Calls,
     // For what is not part of a call.
-    aside: SideStream,
+    setup: SideStream,
     generation: Generation<Workspace>,
+}
+
+impl State {
+    /// Opens the call in progress, of the op with number `op`, on the caller's stream.
+    fn open(&mut self, caller: usize, op: u32, watch: &CallWatch) -> Result<(), TransportError> {
+        self.generation.open(&self.calls, (caller, op), watch)
+    }
 }
 
 impl NcclTransport {
@@ -69,29 +79,29 @@ impl NcclTransport {
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            deferred::settle(&device, began + options.deadline / 2);
+            deferred::release_when_ended(&device, began + options.deadline / 2);
             let lane = Lane::new(&device)?;
             let calls =
                 Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
-        let (lane, calls, aside, device) = together(steps, until, make())?;
-        let (link, aside) = join(&device, aside, &members, steps, until)?;
-        // From here on the guard has the communicator: dropped, it is given up.
+        let (lane, calls, setup, device) = together(steps, until, make())?;
+        let (link, setup) = join(&device, setup, &members, steps, until)?;
+        // From here on the watchdog has the communicator: dropped, it is given up.
         let make = || {
-            let workspace = Workspace::new(&device, &aside, (rank, size), options.reserve, epoch)?;
-            let watched = Arc::new(Watched::new(&device, rank, link, options.deadline)?);
-            let generation = Generation::new(workspace, &watched, epoch, options.deadline);
-            let guard = Guard::new(&watched)?;
-            Ok::<_, ConnectError>((generation, watched, guard))
+            let workspace = Workspace::new(&device, &setup, (rank, size), options.reserve, epoch)?;
+            let watch = Arc::new(CallWatch::new(&device, world, link, epoch, options.deadline)?);
+            let generation = Generation::new(workspace, &watch, epoch, options.deadline);
+            let watchdog = Watchdog::new(&watch, world)?;
+            Ok::<_, ConnectError>((generation, watch, watchdog))
         };
-        let (generation, watched, guard) = together(steps, until, make())?;
+        let (generation, watch, watchdog) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, setup, generation }));
         Ok(Self {
-            guard,
+            watchdog,
             state,
-            watched,
+            watch,
             members,
             rank,
             world: size,
@@ -101,10 +111,45 @@ impl NcclTransport {
         })
     }
 
+    /// Enqueues the rounds of the call in progress on the side stream.
+    ///
+    /// # Safety
+    /// As [`enqueue_rounds`], of this rank's workspace and side stream.
+    unsafe fn send(
+        &self,
+        state: &State,
+        messages: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
+        let State { lane, calls, generation, .. } = state;
+        let (at, epoch) = (generation.workspace.memory(), calls.epoch());
+        // SAFETY: this function's promise.
+        let sent = unsafe {
+            enqueue_rounds(&self.device, lane.raw(), &self.watch, at, messages, epoch, |_| Ok(()))
+        };
+        sent.inspect_err(|error| self.watch.refused(error))
+    }
+
+    /// Enqueues the collective of the call in progress on the caller's stream.
+    ///
+    /// # Safety
+    /// As [`collective::enqueue`], of this rank's workspace.
+    unsafe fn collect(
+        &self,
+        state: &State,
+        caller: usize,
+        job: &LibraryCollective,
+    ) -> Result<(), TransportError> {
+        let (at, epoch) = (state.generation.workspace.memory(), state.calls.epoch());
+        // SAFETY: this function's promise.
+        let enqueued =
+            unsafe { collective::enqueue(&self.device, caller, &self.watch, at, job, epoch) };
+        enqueued.inspect_err(|error| self.watch.refused(error))
+    }
+
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
-    /// side stream waits for then, by the guard.
+    /// side stream waits for then, by the watchdog.
     fn drained(&self, State { lane, calls, .. }: &State) -> Result<(), TransportError> {
-        self.watched.drain(|| Ok(calls.are_done()? && lane.is_idle()?))
+        self.watch.drain(|| Ok(calls.are_done()? && lane.is_idle()?))
     }
 }
 
@@ -144,16 +189,16 @@ impl Transport for NcclTransport {
         let state = &mut *locked(&self.state);
         let drained =
             self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
-        let State { calls, aside, generation, .. } = state;
+        let State { calls, setup, generation, .. } = state;
         let answers = agree(steps, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
         let epoch = drained?;
         let epochs = epochs(&answers?);
-        let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch);
+        let made = Workspace::new(&self.device, setup, (self.rank, self.world), size, epoch);
         let grown =
             together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
-        *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
+        *generation = Generation::new(grown, &self.watch, epoch, self.deadline);
         calls.go_on_at(epoch);
-        deferred::sweep(&self.device);
+        deferred::release(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one:
         // freeing may wait for devices.
         together(steps, until, Ok(()))
@@ -169,91 +214,64 @@ impl Transport for NcclTransport {
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { calls, .. } = &mut *locked(&self.state);
-        calls.begin(stream, |_| Ok(()))
+        calls.begin(stream)
     }
 
     fn epoch(&self) -> Option<Epoch> {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(
-        &self,
-        _stream: Stream<'_>,
-        _push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable {
-            why: "this transport carries what is pushed as messages: it is handed over as an \
-                  exchange",
-        })
-    }
-
-    unsafe fn send_rounds(
-        &self,
-        stream: Stream<'_>,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
-        let caller = calls.uncarried(stream)?;
-        exchange.check(self.world.get(), generation.workspace.size())?;
-        if exchange.rounds.is_empty() {
-            return Ok(generation.plain());
-        }
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
+        let state = &mut *locked(&self.state);
+        let caller = state.calls.unstarted(stream)?;
+        job.check(self.world.get(), state.generation.workspace.size())?;
         let _current = self.device.enter()?;
-        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
-        let (at, epoch) = (generation.workspace.memory(), calls.epoch());
-        if matches!(exchange.source, Source::Stored { .. }) {
-            calls.stores();
-        } else {
-            // SAFETY: checked and forked above; the caller promises the rows.
-            let carried = unsafe {
-                enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| {
-                    Ok(())
-                })
-            };
-            carried.inspect_err(|error| self.watched.refused(error))?;
+        let epoch = state.calls.epoch();
+        let view = match job {
+            Job::Messages(messages) if !messages.rounds.is_empty() => {
+                state.open(caller, messages.op, &self.watch)?;
+                state.calls.note(Transfers::AwaitsLaunch);
+                state.lane.fork(caller)?;
+                if matches!(messages.source, Source::Rows(_)) {
+                    state.calls.note(Transfers::OnSideStreams);
+                    // SAFETY: checked and forked above; the caller promises the rows.
+                    unsafe { self.send(state, messages) }?;
+                }
+                state.generation.view_of(messages, epoch)
+            }
+            Job::Collective(collective) => {
+                state.open(caller, collective.op, &self.watch)?;
+                state.calls.note(Transfers::InOrder);
+                if collective.is_ahead() {
+                    // SAFETY: checked above; the caller promises the rows.
+                    unsafe { self.collect(state, caller, collective) }?;
+                }
+                state.generation.plain()
+            }
+            Job::Nothing | Job::Messages(_) => {
+                state.calls.note(Transfers::InOrder);
+                state.generation.plain()
+            }
+            other => return Err(other.unusable()),
+        };
+        Ok(Started { view, pushes: false })
+    }
+
+    unsafe fn launched(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<(), TransportError> {
+        let state = &mut *locked(&self.state);
+        job.check(self.world.get(), state.generation.workspace.size())?;
+        match job {
+            // SAFETY: checked, and forked when it was started; the caller promises the rounds.
+            Job::Messages(messages) if state.calls.awaited_launch() => unsafe {
+                self.send(state, messages)
+            },
+            Job::Collective(collective) if !collective.is_ahead() => {
+                let caller = state.calls.raw(stream)?;
+                // SAFETY: checked; the caller promises the rows.
+                unsafe { self.collect(state, caller, collective) }
+            }
+            _ => Ok(()),
         }
-        Ok(generation.view_of(exchange, epoch))
-    }
-
-    unsafe fn send_stored_rounds(
-        &self,
-        stream: Stream<'_>,
-        exchange: &MessageRounds<'_>,
-    ) -> Result<(), TransportError> {
-        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
-        calls.stored(stream)?;
-        exchange.check(self.world.get(), generation.workspace.size())?;
-        let (at, epoch) = (generation.workspace.memory(), calls.epoch());
-        // SAFETY: checked above, and forked by `exchange`.
-        let sent = unsafe {
-            enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(()))
-        };
-        sent.inspect_err(|error| self.watched.refused(error))
-    }
-
-    unsafe fn collective(
-        &self,
-        stream: Stream<'_>,
-        collective: &LibraryCollective,
-    ) -> Result<(), TransportError> {
-        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
-        let caller = calls.uncarried(stream)?;
-        collective.check(self.world.get(), generation.workspace.size())?;
-        let _current = self.device.enter()?;
-        generation.open(calls, (caller, collective.op), &self.watched, |_| Ok(()))?;
-        let streams = Streams {
-            device: &self.device,
-            caller,
-            lane,
-            watched: &self.watched,
-            at: generation.workspace.memory(),
-        };
-        // SAFETY: checked above; the caller promises the shard.
-        let enqueued = unsafe { streams.enqueue(collective, calls.epoch()) };
-        enqueued.inspect_err(|error| self.watched.refused(error))?;
-        // What is left on the side stream concerns nobody who comes next.
-        calls.joined();
-        Ok(())
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
@@ -266,16 +284,20 @@ impl Transport for NcclTransport {
         calls.finish(stream, |caller| lane.join(caller))
     }
 
+    fn ask_peers(&self) {
+        self.watch.ask_peers();
+    }
+
     fn read_fault(&self) -> Option<FaultRecord> {
-        self.watched.record()
+        self.watch.record()
     }
 
     fn set_abort(&self, reason: u32) {
-        self.guard.abort(reason);
+        self.watchdog.abort(reason);
     }
 
     fn progress(&self) -> Option<String> {
-        Some(self.watched.progress())
+        Some(self.watch.progress().to_string())
     }
 
     fn drain(&self) -> Result<(), TransportError> {
@@ -300,10 +322,10 @@ fn epochs(answers: &[Vec<u8>]) -> Result<Vec<Epoch>, TransportError> {
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let drained = self.drained(&locked(&self.state));
-        self.guard.leave(drained.is_ok());
+        self.watchdog.close(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
-        deferred::leave(&self.device, (state, Arc::clone(&self.watched)));
+        deferred::defer(&self.device, (state, Arc::clone(&self.watch)));
     }
 }
 

@@ -5,9 +5,10 @@
 use super::generation::Outgoing;
 use super::outbox::{Outbox, Storing};
 use super::rounds::Memory;
-use crate::backends::view::checked_bytes;
+use crate::backends::error::TransportError;
+use crate::backends::held::HeldBytes;
+use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
-use crate::{HeldBytes, TransportError, WorkspaceView};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};

@@ -4,23 +4,24 @@
 //! entry makes the device's context current and restores the thread's own. The fault block is never
 //! replaced.
 
-use super::collective::{Meeting, PeerDevices, Wanted, build};
-use super::error::NvLinkError;
-use super::fault::FaultBlock;
-use super::lane::Lane;
-use super::mover::{Addresses, by_copy_engine};
-use super::workspace::Workspace;
-use crate::backends::Transport;
-use crate::backends::calls::{Calls, Captures};
-use crate::backends::drain::Drain;
-use crate::backends::view::nanoseconds;
-use crate::bootstrap::control::{Collective, together};
-use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
-use crate::sync::locked;
-use crate::{
-    Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
+use crate::backends::device::calls::{Calls, Captures, Transfers};
+use crate::backends::device::drain::Drain;
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{
+    Addresses, Handshake, PeerDevices, PeerMemoryError, Request, Workspace, build, by_copy_engine,
 };
+use crate::backends::error::TransportError;
+use crate::backends::jobs::{Job, RowTransfers, Started};
+use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
+use crate::backends::options::Options;
+use crate::backends::transport::Transport;
+use crate::backends::view::{WorkspaceView, nanoseconds};
+use crate::bootstrap::control::{Collective, together};
+use crate::bootstrap::world::World;
+use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use crate::device::{Device, Stream};
+use crate::sync::locked;
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -56,29 +57,69 @@ impl NvLink {
         world: &World,
         options: &Options,
         members: PeerDevices,
-    ) -> Result<Self, NvLinkError> {
+    ) -> Result<Self, PeerMemoryError> {
         let mig = members.mig();
         Self::share(world, options, members).map_err(|error| mig.advised(error))
     }
 
-    fn share(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
-        let meeting = Meeting::of(world, options);
-        let device =
-            meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
+    fn share(
+        world: &World,
+        options: &Options,
+        members: PeerDevices,
+    ) -> Result<Self, PeerMemoryError> {
+        let handshake = Handshake::of(world, options);
+        let device = handshake
+            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))?;
         let epoch = options.first_epoch;
         let make = || {
             let calls = Calls::new(&device, epoch, Captures::Taken(false))?;
             Ok::<_, CudaError>((Lane::new(&device)?, calls, FaultBlock::new(&device)?))
         };
-        let (lane, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from))?;
-        let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let (workspace, _) = build(meeting, &device, &lane, &members, wanted)?;
+        let (lane, calls, fault) = handshake.succeed(make().map_err(PeerMemoryError::from))?;
+        let request = Request { size: options.reserve, epoch, captured: false };
+        let (workspace, _) = build(handshake, &device, &lane, &members, request)?;
         let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lane, calls, current: workspace, retired: Vec::new(), view };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { state: Mutex::new(state), fault, members, deadline_ns, drain, device, place })
+    }
+
+    /// Has copy engines carry `rows` on the side stream, then set the control block's word.
+    ///
+    /// # Safety
+    /// As [`Transport::start`], of rows that were checked; no call was captured, so the host's
+    /// count is the device's epoch.
+    unsafe fn push(
+        &self,
+        State { lane, calls, current: at, .. }: &mut State,
+        caller: usize,
+        rows: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
+        if !rows.forwards.is_empty() {
+            let why = "all ranks reach each other, so nothing is passed on";
+            return Err(TransportError::MoverUnusable { why });
+        }
+        let _current = self.device.enter()?;
+        lane.fork(caller)?;
+        calls.note(Transfers::OnSideStreams);
+        let epoch = calls.epoch();
+        let addresses = Addresses {
+            data: at.data(),
+            pads: at.pads(),
+            word: at.control() + control::EPOCH,
+            size: at.size(),
+        };
+        // SAFETY: forked above; the rest is this function's promise.
+        unsafe {
+            by_copy_engine(&self.device, lane, rows, rows.transfers.iter(), addresses, epoch)
+        }?;
+        // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
+        // SM. SAFETY: the word is in the control block.
+        Ok(unsafe {
+            write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw())
+        }?)
     }
 
     /// Waits for this rank's calls, and replays of graphs.
@@ -128,12 +169,13 @@ impl Transport for NvLink {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { steps, deadline };
+        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
-        let wanted = Wanted { size, epoch, captured: state.calls.any_captured() };
-        let (grown, captured) = build(meeting, &self.device, &state.lane, &self.members, wanted)?;
+        let request = Request { size, epoch, captured: state.calls.any_captured() };
+        let (grown, captured) =
+            build(handshake, &self.device, &state.lane, &self.members, request)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
         let old = std::mem::replace(&mut state.current, grown);
         if captured {
@@ -144,7 +186,7 @@ impl Transport for NvLink {
         }
         state.calls.go_on_at(epoch);
         // Unmapping may wait for devices, so all ranks do it before any rank's next call.
-        Ok(meeting.succeed(Ok(()))?)
+        Ok(handshake.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {
@@ -152,7 +194,7 @@ impl Transport for NvLink {
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
-        locked(&self.state).calls.begin(stream, |_| Ok(()))
+        locked(&self.state).calls.begin(stream)
     }
 
     fn epoch(&self) -> Option<Epoch> {
@@ -164,57 +206,24 @@ impl Transport for NvLink {
         locked(&self.state).calls.capturing()
     }
 
-    fn copy_engine_usable(&self) -> bool {
-        let state = locked(&self.state);
-        self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
-    }
-
-    unsafe fn push(
-        &self,
-        stream: Stream<'_>,
-        push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
-        let caller = calls.uncarried(stream)?;
-        let why = if self.members.world() == 1 {
-            Some("a world of one rank has no peers to move to")
-        } else if calls.any_captured() {
-            Some(
-                "a call was captured on this communicator, so the host no longer knows which half \
-                 is next: the kernel must move",
-            )
-        } else if !push.forwards.is_empty() {
-            Some("all ranks reach each other, so nothing is passed on")
-        } else {
-            None
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
+        let state = &mut *locked(&self.state);
+        let caller = state.calls.unstarted(stream)?;
+        job.check(self.members.world(), *state.current.size())?;
+        let pushes = match job {
+            // After a capture the host no longer knows which half is next.
+            Job::Rows(rows) if !rows.transfers.is_empty() && !state.calls.any_captured() => {
+                // SAFETY: checked above; the caller promises the rows; nothing was captured.
+                unsafe { self.push(state, caller, rows) }?;
+                true
+            }
+            Job::Nothing | Job::Rows(_) => {
+                state.calls.note(Transfers::InOrder);
+                false
+            }
+            other => return Err(other.unusable()),
         };
-        if let Some(why) = why {
-            return Err(TransportError::MoverUnusable { why });
-        }
-        push.check(self.members.world(), *at.size())?;
-        if push.transfers.is_empty() {
-            return Ok(());
-        }
-        let _current = self.device.enter()?;
-        lane.fork(caller)?;
-        calls.carried();
-        let epoch = calls.epoch();
-        let addresses = Addresses {
-            data: at.data(),
-            pads: at.pads(),
-            word: at.control() + control::EPOCH,
-            size: at.size(),
-        };
-        // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so
-        // the host's count is the device's epoch.
-        unsafe {
-            by_copy_engine(&self.device, lane, push, push.transfers.iter(), addresses, epoch)
-        }?;
-        // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
-        // SM. SAFETY: the word is in the control block.
-        Ok(unsafe {
-            write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw())
-        }?)
+        Ok(Started { view: Arc::clone(&state.view), pushes })
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
@@ -243,6 +252,6 @@ impl Transport for NvLink {
 impl Drop for NvLink {
     fn drop(&mut self) {
         // Nothing is unmapped while this rank uses it; peers hold what theirs use.
-        self.drain.leave(self.members.rank, || self.fault.has_failed());
+        self.drain.close(self.members.rank, || self.fault.has_failed());
     }
 }

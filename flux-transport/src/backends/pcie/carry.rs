@@ -7,8 +7,8 @@
 
 use super::layout::POISONED;
 use super::workspace::Workspace;
-use crate::StagedTransfer;
-use crate::backends::nvlink::Lane;
+use crate::backends::device::lane::Lane;
+use crate::backends::jobs::StagedTransfer;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
 };
@@ -50,7 +50,7 @@ impl Streams<'_> {
             unsafe { self.send(carry, parcel) }?;
         }
         for incoming in carry.route.incoming() {
-            // SAFETY: as above.
+            // SAFETY: this function's promise: the route was checked and the lanes are forked.
             unsafe { self.receive(incoming) }?;
         }
         self.out.join(self.back.raw())?;

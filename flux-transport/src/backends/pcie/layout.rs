@@ -15,7 +15,7 @@
 //! With copy engines the buffers hold what the owner sends, announced by the flags; with scattering
 //! kernels what it receives, announced by the pad. A buffer is free again two calls later.
 
-use crate::backends::calls::OpHashes;
+use crate::backends::device::calls::OpHashes;
 use flux_core::layout::{LINE, WorkspaceSize, pad_bytes};
 
 /// The offsets of a region for a world and a workspace.

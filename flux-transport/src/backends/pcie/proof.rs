@@ -5,7 +5,7 @@
 
 use super::layout::PROOF;
 use super::workspace::Workspace;
-use crate::backends::nvlink::Lane;
+use crate::backends::device::lane::Lane;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
 };
@@ -37,7 +37,7 @@ pub(super) fn prove(
     }
     out.synchronize()?;
     let seen = region.word(PROOF).load(Ordering::Acquire);
-    // SAFETY: as above.
+    // SAFETY: the word of the own region and that of the own pad, which stay past the synchronisation.
     unsafe {
         words_async(device, [WordOp::Await { address: flag, value: initial }], back.raw())?;
         copy_in_async(device, (on_pad, on_host), (1, 4), back.raw())?;

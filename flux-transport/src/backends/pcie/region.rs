@@ -5,8 +5,8 @@
 //! write slower than they read.
 
 use super::layout::{Layout, OP_HASHES, POISONED};
-use crate::TransportError;
-use crate::backends::calls::OpHashes;
+use crate::backends::device::calls::OpHashes;
+use crate::backends::error::TransportError;
 use crate::backends::host::file::{self, MappedFile};
 use crate::backends::registry::Registry;
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};

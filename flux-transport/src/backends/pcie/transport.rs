@@ -1,25 +1,31 @@
 //! The host-staged transport of one rank.
 //!
-//! Invariant: [`Transport::stage`] enqueues a call's data between `begin` and `finish`, or
-//! [`Transport::scatter`] gives its kernel the regions. The host waits only for full queues. Calls
+//! Invariant: side streams fork when a job is started, and carry a staged one once the kernel was
+//! launched. A kernel that scatters is given the regions. The host waits only for full queues. Calls
 //! are not captured: a graph would freeze the buffer index.
 
 use super::carry::Streams;
 use super::proof::prove;
 use super::watch::Watch;
 use super::workspace::Workspace;
-use crate::backends::Transport;
-use crate::backends::calls::{Calls, Captures, Refreshed};
-use crate::backends::drain::Drain;
-use crate::backends::nvlink::{FaultBlock, Lane, Meeting, NvLinkError, PeerDevices};
-use crate::backends::view::nanoseconds;
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::{Calls, Captures, Refreshed, Transfers};
+use crate::backends::device::drain::Drain;
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryError};
+use crate::backends::error::TransportError;
+use crate::backends::held::HeldBytes;
+use crate::backends::jobs::{Job, Started};
+use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
+use crate::backends::options::{Options, Select};
+use crate::backends::transport::Transport;
+use crate::backends::view::{WorkspaceView, nanoseconds};
 use crate::bootstrap::control::{Collective, together};
+use crate::bootstrap::world::World;
 use crate::cuda::{CudaDevice, CudaError, words_async};
+use crate::device::{Device, Stream};
 use crate::sync::locked;
-use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, Mover, Options, PeerStores, RowTransfers,
-    Select, StagedTransfer, Stream, TransportError, TransportKind, WorkspaceView, World,
-};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -63,10 +69,10 @@ impl Pcie {
         options: &Options,
         members: PeerDevices,
     ) -> Result<Self, ConnectError> {
-        let meeting = Meeting::of(world, options);
-        let unusable = |error: NvLinkError| error.of(Select::Pcie);
-        let device = meeting
-            .succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))
+        let handshake = Handshake::of(world, options);
+        let unusable = |error: PeerMemoryError| error.of(Select::Pcie);
+        let device = handshake
+            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))
             .map_err(unusable)?;
         let epoch = options.first_epoch;
         let make = || {
@@ -76,19 +82,20 @@ impl Pcie {
             Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
         };
         let (out, back, calls, fault) =
-            meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
-        let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
-        meeting
+            handshake.succeed(make().map_err(PeerMemoryError::from)).map_err(unusable)?;
+        let workspace =
+            Workspace::new(handshake, &device, &out, &members, (options.reserve, epoch))?;
+        handshake
             .succeed(
                 prove(&device, (&out, &back), &workspace, members.rank, epoch)
-                    .map_err(NvLinkError::from),
+                    .map_err(PeerMemoryError::from),
             )
             .map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
         let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
         let watch =
             Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
-        let watch = meeting.succeed(watch).map_err(unusable)?;
+        let watch = handshake.succeed(watch).map_err(unusable)?;
         let state = State {
             out,
             back,
@@ -154,12 +161,12 @@ impl Transport for Pcie {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let meeting = Meeting { steps, deadline };
+        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let grown =
-            Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
+            Workspace::new(handshake, &self.device, &state.out, &self.members, (size, epoch))?;
         [state.view, state.scattering] =
             views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));
@@ -167,7 +174,7 @@ impl Transport for Pcie {
         state.calls.go_on_at(epoch);
         // The old memory is gone on every rank. Unpinning waits for all devices of the process, so
         // it must not come beside a peer's next call.
-        Ok(meeting.succeed(Ok(()))?)
+        Ok(handshake.succeed(Ok(()))?)
     }
 
     fn view(&self) -> Arc<WorkspaceView> {
@@ -183,58 +190,55 @@ impl Transport for Pcie {
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
-        let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
-        let epoch = calls.epoch();
-        // Here, not in `stage`, which comes after the kernel's launch.
-        calls.begin(stream, |caller| {
-            refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
-            out.fork(caller)?;
-            back.fork(caller)
-        })
+        locked(&self.state).calls.begin(stream)
     }
 
     fn epoch(&self) -> Option<Epoch> {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(
-        &self,
-        _stream: Stream<'_>,
-        _push: &RowTransfers<'_>,
-    ) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable {
-            why: "peers' gather buffers cannot be reached: a call is carried as a whole",
-        })
-    }
-
-    unsafe fn stage(
-        &self,
-        stream: Stream<'_>,
-        carry: &StagedTransfer<'_>,
-    ) -> Result<(), TransportError> {
-        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
-        calls.uncarried(stream)?;
-        let (rank, epoch) = (self.members.rank, calls.epoch());
-        carry.check(self.members.world(), *current.size())?;
-        let _current = self.device.enter()?;
-        calls.carried();
-        self.watch.begin(epoch.get());
-        current.words().say(epoch, carry.op);
-        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
-        // SAFETY: checked above, forked at begin; the caller promises the rows; no call is
-        // captured, so the host's count is the device's epoch.
-        Ok(unsafe { streams.carry(carry) }?)
-    }
-
-    fn scatter(&self, stream: Stream<'_>, op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { calls, current, scattering, scatters, .. } = &mut *locked(&self.state);
-        calls.uncarried(stream)?;
+    unsafe fn start(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<Started, TransportError> {
+        let State { out, back, calls, current, refreshed, view, scattering, scatters } =
+            &mut *locked(&self.state);
+        let caller = calls.unstarted(stream)?;
+        job.check(self.members.world(), *current.size())?;
         let epoch = calls.epoch();
-        calls.carried();
-        *scatters = true;
+        let (view, transfers) = match job {
+            Job::Nothing => (view, Transfers::InOrder),
+            Job::Staged(_) => (view, Transfers::AwaitsLaunch),
+            Job::Scattered { .. } => (scattering, Transfers::OnSideStreams),
+            other => return Err(other.unusable()),
+        };
+        if transfers != Transfers::InOrder {
+            let _current = self.device.enter()?;
+            refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
+            out.fork(caller)?;
+            back.fork(caller)?;
+        }
+        calls.note(transfers);
+        if let Job::Scattered { op } = job {
+            *scatters = true;
+            self.watch.begin(epoch.get());
+            current.words().say(epoch, *op);
+        }
+        Ok(Started { view: Arc::clone(view), pushes: false })
+    }
+
+    unsafe fn launched(&self, _stream: Stream<'_>, job: &Job<'_>) -> Result<(), TransportError> {
+        let State { out, back, calls, current, .. } = &mut *locked(&self.state);
+        let Job::Staged(staged) = job else { return Ok(()) };
+        if !calls.awaited_launch() {
+            return Err(TransportError::MoverUnusable { why: "nothing waits to be staged" });
+        }
+        job.check(self.members.world(), *current.size())?;
+        let (rank, epoch) = (self.members.rank, calls.epoch());
+        let _current = self.device.enter()?;
         self.watch.begin(epoch.get());
-        current.words().say(epoch, op);
-        Ok(Arc::clone(scattering))
+        current.words().say(epoch, staged.op);
+        let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
+        // SAFETY: checked above, forked when it was started; the caller promises the rows; no call
+        // is captured, so the host's count is the device's epoch.
+        Ok(unsafe { streams.carry(staged) }?)
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
@@ -283,6 +287,6 @@ impl Transport for Pcie {
 impl Drop for Pcie {
     fn drop(&mut self) {
         // Nothing is unmapped while this rank uses it; peers hold what theirs use.
-        self.drain.leave(self.members.rank, || self.watch.fault().has_failed());
+        self.drain.close(self.members.rank, || self.watch.fault().has_failed());
     }
 }

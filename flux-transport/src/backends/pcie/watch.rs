@@ -5,8 +5,9 @@
 //! either.
 
 use super::words::Words;
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::peer_memory::PeerMemoryError;
 use crate::backends::fault::reason;
-use crate::backends::nvlink::{FaultBlock, NvLinkError};
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -114,7 +115,7 @@ impl Watch {
         fault: FaultBlock,
         words: Arc<Words>,
         begun: u32,
-    ) -> Result<Self, NvLinkError> {
+    ) -> Result<Self, PeerMemoryError> {
         let (begun, clean) = (AtomicU32::new(begun), Clean(AtomicU32::new(begun)));
         let (reason, stop) = (AtomicU32::new(0), AtomicBool::new(false));
         let shared = Arc::new(Shared {
@@ -133,7 +134,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name(format!("flux-watch-{rank}")).spawn(watch);
-        let thread = thread.map_err(|source| NvLinkError::Io {
+        let thread = thread.map_err(|source| PeerMemoryError::Io {
             what: "starting a thread that ends waits",
             source,
         })?;

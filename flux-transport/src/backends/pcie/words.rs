@@ -7,7 +7,7 @@
 
 use super::layout::{BROKEN, POISONED};
 use super::region::PinnedRegion;
-use crate::backends::calls::AHEAD;
+use crate::backends::device::calls::AHEAD;
 use crate::backends::fault::reason;
 use crate::cuda::{PinnedBlock, host_size};
 use flux_core::Rank;

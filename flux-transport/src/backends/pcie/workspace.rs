@@ -8,15 +8,14 @@ use super::layout::Layout;
 use super::offer::Offer;
 use super::region::PinnedRegion;
 use super::words::Words;
-use crate::backends::error::same_epoch;
-use crate::backends::nvlink::{Lane, Meeting, NvLinkError, PeerDevices};
-use crate::backends::view::checked_bytes;
+use crate::backends::device::lane::Lane;
+use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryError};
+use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::bootstrap::control::{agree, together};
-use crate::cuda::keep;
 use crate::cuda::{
-    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, read,
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, keep, read,
 };
-use crate::{TransportError, WorkspaceView};
 use flux_core::Rank;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
@@ -124,13 +123,13 @@ impl Drop for Workspace {
 impl Workspace {
     /// Makes a workspace on every rank, and maps all regions everywhere. Collective.
     pub(super) fn new(
-        meeting: Meeting<'_>,
+        handshake: Handshake<'_>,
         device: &CudaDevice,
         lane: &Lane,
         members: &PeerDevices,
         (size, epoch): (WorkspaceSize, Epoch),
     ) -> Result<Self, TransportError> {
-        let Meeting { steps, deadline } = meeting;
+        let Handshake { steps, deadline } = handshake;
         let (rank, world) = (members.rank, members.world());
         let own = Own::new(device, lane, world, &size, epoch);
         let answers = agree(steps, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
@@ -145,7 +144,7 @@ impl Workspace {
         let regions = together(steps, deadline, regions)?;
         let addresses =
             regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
-        let addresses = meeting.succeed(addresses.map_err(NvLinkError::from))?;
+        let addresses = handshake.succeed(addresses.map_err(PeerMemoryError::from))?;
         let words =
             Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
         let Own { data, outbox, pad, control, .. } = own;

@@ -98,15 +98,18 @@ impl LocalControl {
         Ok(all)
     }
 
-    /// Tells the peers' watchers, outside the lock.
+    /// Tells the peers' watchers.
     fn notify(&self, notice: Notice) {
-        let mut state = locked(&self.shared.state);
-        let mut told = Vec::new();
-        for (rank, watchers) in self.shared.world.ranks().zip(&mut state.watchers) {
-            if rank != self.rank {
-                told.extend(watchers.iter().filter_map(Weak::upgrade));
-            }
-        }
+        self.notify_if(notice, |rank| rank != self.rank);
+    }
+
+    /// Tells some ranks' watchers, outside the lock.
+    fn notify_if(&self, notice: Notice, hears: impl Fn(Rank) -> bool) {
+        let state = locked(&self.shared.state);
+        let told: Vec<_> = (self.shared.world.ranks().zip(&state.watchers))
+            .filter(|&(rank, _)| hears(rank))
+            .flat_map(|(_, watchers)| watchers.iter().filter_map(Weak::upgrade))
+            .collect();
         drop(state);
         for watcher in told {
             watcher(notice);
@@ -215,6 +218,11 @@ impl ControlPlane for LocalControl {
 
     fn give_up(&self, what: &GaveUp) {
         self.notify(Notice::GaveUp { by: self.rank, what: *what });
+    }
+
+    fn tell(&self, to: Rank, communicator: u32, words: [u32; 4]) -> bool {
+        self.notify_if(Notice::Told { by: self.rank, communicator, words }, |rank| rank == to);
+        true
     }
 
     fn settle(&self) {

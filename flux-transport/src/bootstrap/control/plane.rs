@@ -41,6 +41,8 @@ pub enum Notice {
         /// What it waited for, and who is late.
         what: GaveUp,
     },
+    /// The peer's transport tells this rank's, in words of its own.
+    Told { by: Rank, communicator: u32, words: [u32; 4] },
 }
 
 /// What a rank gave in an exchange with descriptors.
@@ -121,6 +123,10 @@ pub trait ControlPlane: Send + Sync + Debug {
 
     /// Tells the peers of a wait that passed its deadline; does not wait.
     fn give_up(&self, what: &GaveUp);
+
+    /// Tells one peer's transport, of a communicator, unless the peer's socket is full; does not
+    /// wait. Whether the words are on their way.
+    fn tell(&self, to: Rank, communicator: u32, words: [u32; 4]) -> bool;
 
     /// Returns when every notice that has come to this rank is heard, or a moment later.
     fn settle(&self);

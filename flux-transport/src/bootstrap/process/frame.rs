@@ -40,10 +40,12 @@ pub(crate) enum Kind {
     Unable,
     /// The sender makes no more calls of a communicator; the body has its number and the last call.
     Depart,
+    /// What the sender's transport tells the receiver's: a communicator's number and four words.
+    Told,
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Exchange,
         Self::Descriptors,
         Self::Barrier,
@@ -58,6 +60,7 @@ impl Kind {
         Self::Welcome,
         Self::Unable,
         Self::Depart,
+        Self::Told,
     ];
 
     /// As a message names the step.
@@ -77,6 +80,7 @@ impl Kind {
             Self::Welcome => "welcome",
             Self::Unable => "inability",
             Self::Depart => "departure",
+            Self::Told => "word",
         }
     }
 }

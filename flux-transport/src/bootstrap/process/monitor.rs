@@ -159,6 +159,18 @@ impl Shared {
                     ));
                 }
             },
+            Kind::Told => match body.as_chunks() {
+                (&[communicator, a, b, c, d], []) => {
+                    let [communicator, words @ ..] =
+                        [communicator, a, b, c, d].map(u32::from_le_bytes);
+                    self.tell(Notice::Told { by: rank, communicator, words });
+                }
+                _ => {
+                    return Some(PeerEnd::Broke(
+                        "a word of its transport in too many or too few bytes".to_owned(),
+                    ));
+                }
+            },
             Kind::GaveUp => match GaveUp::decode(body) {
                 Some(what) => self.tell(Notice::GaveUp { by: rank, what }),
                 None => {

@@ -285,6 +285,12 @@ impl ControlPlane for ProcessControl {
         self.shared.part(Kind::GaveUp, &what.encode());
     }
 
+    fn tell(&self, to: Rank, communicator: u32, words: [u32; 4]) -> bool {
+        let [a, b, c, d] = words;
+        let body = [communicator, a, b, c, d].map(u32::to_le_bytes).concat();
+        self.shared.send(to, Kind::Told, &body, &[], Instant::now()).is_ok()
+    }
+
     fn settle(&self) {
         self.shared.settle();
     }

@@ -16,8 +16,8 @@ use crate::bootstrap::deadlines::{START, start_by};
 use crate::bootstrap::environment::Environment;
 use crate::bootstrap::join::join;
 use flux_core::{Rank, WorldSize};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// One rank's view of a launch.
@@ -187,6 +187,11 @@ impl World {
     #[doc(hidden)]
     pub fn control(&self) -> &dyn ControlPlane {
         self.membership.control()
+    }
+
+    /// The same, for who may outlive the rank's presence.
+    pub(crate) fn control_handle(&self) -> Weak<dyn ControlPlane> {
+        Arc::downgrade(&self.membership.control)
     }
 
     /// Another handle to the same rank.

@@ -2,11 +2,13 @@
 //!
 //! Invariant: decoding accepts exactly what [`Facts::encode`] of this version gives.
 
-use crate::backends::nvlink::ordinal;
+use crate::backends::Options;
+use crate::backends::device::peer_memory::ordinal;
+use crate::bootstrap::world::World;
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
+use crate::topology;
 use crate::topology::probe::line;
 use crate::topology::{hints, probe};
-use crate::{Options, World, topology};
 use std::fmt::Display;
 use std::path::Path;
 

@@ -104,6 +104,8 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_named() {
         ),
         (frame(Kind::Abort, 0, 0, &[1; 9]), 0, "abort without a communicator or a reason"),
         (frame(Kind::Depart, 0, 0, &[1; 4]), 0, "departure without a communicator or a last call"),
+        (frame(Kind::Told, 0, 0, &[1; 16]), 0, "a word of its transport in too many or too few"),
+        (frame(Kind::Told, 0, 0, &[1; 21]), 0, "a word of its transport in too many or too few"),
         (frame(Kind::Depart, 0, 0, &[1; 9]), 0, "departure without a communicator or a last call"),
     ];
     for (message, descriptors, said) in cases {

@@ -2,9 +2,9 @@
 //!
 //! Invariant: only the owner's reading counts; a writer may read back a buffered word.
 
-use super::lane::Lane;
 use super::offer::DeviceIdentity;
 use super::workspace::Workspace;
+use crate::backends::device::lane::Lane;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 use crate::topology::probe::vetoed;
 use flux_core::layout::broken_offset;

@@ -43,17 +43,13 @@ impl OpHash {
         (self.history as u64) << 32 | self.epoch.get() as u64
     }
 
-    pub(crate) const fn of_word(word: u64) -> Self {
+    pub(crate) const fn from_word(word: u64) -> Self {
         Self { epoch: Epoch::new(word as u32), history: (word >> 32) as u32 }
-    }
-
-    const fn is_before(self, other: Self) -> bool {
-        self.precedes(other.epoch)
     }
 
     /// Whether nothing has been said of call `epoch` yet.
     pub(crate) const fn precedes(self, epoch: Epoch) -> bool {
-        self.epoch.get().wrapping_sub(epoch.get()).cast_signed() < 0
+        self.epoch.is_before(epoch)
     }
 
     /// The call that was spoken of.
@@ -88,25 +84,19 @@ impl<'w> OpHashes<'w> {
         }
     }
 
-    /// Bytes from the first word to that of call `epoch`, which stays as long as it is
-    /// [remembered](CALLS).
-    pub(crate) const fn offset(epoch: Epoch) -> u64 {
-        (epoch.get() as u64 % CALLS as u64) * 8
-    }
-
     pub(crate) fn last(self) -> OpHash {
-        OpHash::of_word(self.0[CALLS].load(Ordering::Acquire))
+        OpHash::from_word(self.0[CALLS].load(Ordering::Acquire))
     }
 
     fn of(self, epoch: Epoch) -> Option<OpHash> {
-        let said = OpHash::of_word(self.0[epoch.get() as usize % CALLS].load(Ordering::Acquire));
+        let said = OpHash::from_word(self.0[epoch.get() as usize % CALLS].load(Ordering::Acquire));
         (said.epoch == epoch).then_some(said)
     }
 
     /// That `peer` says other calls than this rank, `rank`.
     pub(crate) fn against(self, rank: Rank, peer: Rank, theirs: Self) -> Option<FaultRecord> {
         let (own, last) = (self.last(), theirs.last());
-        let both = if own.is_before(last) { own } else { last };
+        let both = if own.precedes(last.epoch) { own } else { last };
         self.against_one(rank, peer, theirs.of(both.epoch)?)
     }
 
@@ -196,7 +186,7 @@ mod tests {
     #[test]
     fn a_word_is_what_was_said_with_the_call_first() {
         let said = OpHash { epoch: Epoch::new(7), history: 9 };
-        assert_eq!(OpHash::of_word(said.word()), said);
+        assert_eq!(OpHash::from_word(said.word()), said);
         assert_eq!(said.word().to_le_bytes()[..4], 7_u32.to_le_bytes());
     }
 

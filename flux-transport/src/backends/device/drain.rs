@@ -3,7 +3,7 @@
 //! Invariant: kernels' waits end by the deadline, so a drain is short. What was waited for in vain
 //! may still use its memory: its device is given up and nothing of it is freed.
 
-use crate::TransportError;
+use crate::backends::error::TransportError;
 use crate::cuda::{CudaDevice, CudaError, look};
 use crate::sync::locked;
 use std::convert::Infallible;
@@ -119,7 +119,7 @@ impl Drain {
     }
 
     /// The last wait, before resources are freed. A device that is not idle in time is given up.
-    pub(crate) fn leave(&self, rank: u32, failed: impl Fn() -> bool) {
+    pub(crate) fn close(&self, rank: u32, failed: impl Fn() -> bool) {
         let Err(error) = self.wait(failed) else { return };
         // A device that has failed runs nothing any more.
         if !matches!(error, TransportError::Cuda(_)) {

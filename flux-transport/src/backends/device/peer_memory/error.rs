@@ -1,19 +1,21 @@
 //! Why ranks could not share memory, or a call could not be enqueued.
 //!
 //! Invariant: a collective step fails on all ranks: the failed one has its own error, the others
-//! [`NvLinkError::Peer`] with its name and words.
+//! [`PeerMemoryError::Peer`] with its name and words.
 
-use crate::bootstrap::control::Disagreed;
+use crate::backends::connect_error::ConnectError;
+use crate::backends::error::TransportError;
+use crate::backends::options::Select;
+use crate::bootstrap::control::{ControlError, Disagreed};
 use crate::cuda::{CudaError, DeviceUuid};
 use crate::topology::hints;
-use crate::{ConnectError, ControlError, Select, TransportError};
 use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
 
 /// What went wrong, and between whom.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NvLinkError {
+pub enum PeerMemoryError {
     /// The driver refused, on this rank.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -80,7 +82,7 @@ pub enum NvLinkError {
     Io { what: &'static str, source: std::io::Error },
 }
 
-impl From<Disagreed> for NvLinkError {
+impl From<Disagreed> for PeerMemoryError {
     fn from(disagreed: Disagreed) -> Self {
         match disagreed {
             Disagreed::Control(error) => Self::Control(error),
@@ -89,7 +91,7 @@ impl From<Disagreed> for NvLinkError {
     }
 }
 
-impl NvLinkError {
+impl PeerMemoryError {
     /// Why ranks do not connect that meet for this transport.
     pub(crate) fn of(self, select: Select) -> ConnectError {
         let why = self.to_string();
@@ -110,31 +112,33 @@ impl NvLinkError {
     }
 }
 
-impl From<NvLinkError> for ConnectError {
-    fn from(error: NvLinkError) -> Self {
+impl From<PeerMemoryError> for ConnectError {
+    fn from(error: PeerMemoryError) -> Self {
         error.of(Select::NvLink)
     }
 }
 
-impl From<NvLinkError> for TransportError {
-    fn from(error: NvLinkError) -> Self {
+impl From<PeerMemoryError> for TransportError {
+    fn from(error: PeerMemoryError) -> Self {
         let reason = error.to_string();
         match error {
             // It is said where ranks connect; a transport's errors are by what went wrong.
-            NvLinkError::Advised { error, .. } => Self::from(*error),
-            NvLinkError::Cuda(error) => Self::Cuda(error),
-            NvLinkError::Control(error) => Self::Control(error),
-            NvLinkError::Io { what, source } => Self::Io { what, source },
-            NvLinkError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
-            NvLinkError::Disagreement { .. } => {
+            PeerMemoryError::Advised { error, .. } => Self::from(*error),
+            PeerMemoryError::Cuda(error) => Self::Cuda(error),
+            PeerMemoryError::Control(error) => Self::Control(error),
+            PeerMemoryError::Io { what, source } => Self::Io { what, source },
+            PeerMemoryError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
+            PeerMemoryError::Disagreement { .. } => {
                 Self::Disagreement { what: "workspace", values: reason }
             }
-            NvLinkError::Message { peer }
-            | NvLinkError::OtherHost { peer, .. }
-            | NvLinkError::SameDevice { peer, .. }
-            | NvLinkError::NoPeerAccess { peer, .. }
-            | NvLinkError::NotProven { peer, .. }
-            | NvLinkError::Withdrawn { peer } => Self::PeerFailed { rank: Rank::new(peer), reason },
+            PeerMemoryError::Message { peer }
+            | PeerMemoryError::OtherHost { peer, .. }
+            | PeerMemoryError::SameDevice { peer, .. }
+            | PeerMemoryError::NoPeerAccess { peer, .. }
+            | PeerMemoryError::NotProven { peer, .. }
+            | PeerMemoryError::Withdrawn { peer } => {
+                Self::PeerFailed { rank: Rank::new(peer), reason }
+            }
         }
     }
 }

@@ -4,9 +4,9 @@
 //! after a failed call peers have been told (`broken_offset`). The buffer index comes from the
 //! host's count of calls, so this works until a capture; then the kernel's movers push.
 
-use super::lane::Lane;
-use super::plan::copies;
-use crate::RowTransfers;
+use super::copies::copies;
+use crate::backends::device::lane::Lane;
+use crate::backends::jobs::RowTransfers;
 use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
@@ -49,7 +49,7 @@ pub(crate) unsafe fn by_copy_engine<'a>(
         } else {
             let (to, from) =
                 ((copy.to, host_size(copy.to_pitch)), (copy.from, host_size(copy.from_pitch)));
-            // SAFETY: as above.
+            // SAFETY: the push was checked against the workspace; the caller promised the source.
             unsafe { copy_rows_async(device, to, from, (rows, width), lane.raw()) }?;
         }
         // A copy, which is faster here than a stream's write of a value. SAFETY: both words are in

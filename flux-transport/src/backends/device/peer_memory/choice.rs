@@ -3,9 +3,9 @@
 //! Invariant: ordinals are valid in one process only (`CUDA_VISIBLE_DEVICES`); whether two ranks
 //! share a device is decided by UUID. The variable is only shown to users.
 
-use super::error::NvLinkError;
+use super::error::PeerMemoryError;
 use super::offer::Introduction;
-use crate::Launch;
+use crate::bootstrap::control::Launch;
 
 /// The ordinal a rank uses, of `visible`: the one asked for, else the one with the rank's number on
 /// this machine. A process that sees one device uses it.
@@ -15,7 +15,7 @@ pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visib
 }
 
 /// Whether every rank has a device of its own, or shares it as both agreed.
-pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkError> {
+pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), PeerMemoryError> {
     let own = &ranks[rank as usize];
     let uuid = own.identity.uuid;
     let same = |&(peer, other): &(u32, &Introduction)| {
@@ -23,7 +23,7 @@ pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkEr
         peer != rank && other.identity.uuid == uuid && !shared
     };
     match (0..).zip(ranks).find(same) {
-        Some((peer, other)) => Err(NvLinkError::SameDevice {
+        Some((peer, other)) => Err(PeerMemoryError::SameDevice {
             rank,
             peer,
             uuid,
@@ -107,7 +107,7 @@ mod tests {
             let ranks = ranks(&lists).unwrap();
             for rank in 0..2 {
                 let error = distinct(rank, &ranks).unwrap_err();
-                let NvLinkError::SameDevice { rank: one, peer, uuid, .. } = &error else {
+                let PeerMemoryError::SameDevice { rank: one, peer, uuid, .. } = &error else {
                     panic!("{lists:?}: {error}")
                 };
                 assert_eq!((*one, *peer, *uuid), (rank, 1 - rank, ranks[0].identity.uuid));

@@ -1,47 +1,53 @@
-//! What the guard's thread shares with the rank's calls.
+//! What the watchdog shares with the rank's calls.
 //!
 //! Invariant: a failure without a record on the device has a record here before any wait ends by
 //! it. So a host that finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
-use super::hashes::CallHashes;
 use super::link::Link;
 use super::outbox::Outbox;
-use super::progress::{Position, Progress, Standing};
-use crate::TransportError;
-use crate::backends::calls::AHEAD;
-use crate::backends::drain::{FAILED, HostSteps, Limits, failing};
+use super::peers::PeerCalls;
+use super::progress::{Progress, ProgressWord, Stall, Step};
+use crate::backends::device::calls::AHEAD;
+use crate::backends::device::drain::{FAILED, HostSteps, Limits, failing};
+use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::error::TransportError;
 use crate::backends::fault::reason;
-use crate::backends::nvlink::FaultBlock;
-use crate::cuda::{CudaDevice, CudaError, done_by};
+use crate::bootstrap::world::World;
+use crate::cuda::{CudaDevice, CudaError, WordOp, done_by};
+use crate::sync::locked;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// For news of a peer that is gone to come to where NCCL has noticed: a closed connection's takes
 /// milliseconds.
 const NEWS: Duration = Duration::from_millis(400);
 
-/// A rank's communicator, its fault, and how far its side stream is.
+/// A rank's communicator, its fault, and where its calls stand.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct CallWatch {
     pub(super) link: Arc<Link>,
     pub(crate) fault: FaultBlock,
+    pub(super) peers: PeerCalls,
     pub(super) rank: Rank,
     pub(super) deadline: Duration,
     pub(super) device: CudaDevice,
     pub(super) stop: AtomicBool,
-    pub(super) progress: Progress,
+    word: ProgressWord,
+    /// The number of the last call that was made.
+    made: AtomicU32,
     failed: OnceLock<FaultRecord>,
-    awaited: Mutex<Awaited>,
+    /// The flags in use.
+    flags: Mutex<Option<Arc<Flags>>>,
 }
 
-/// That messages of `rank`'s call `epoch` do not go on: for want of a rank of whom nothing has come
-/// in it, and what came last, if there is one. No kernel has said so.
+/// That `rank`'s call `epoch` does not go on: for want of a rank that has not told of it, and the
+/// last call that it has, if there is one. No kernel has said so.
 fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord {
     let (wait, (peer, seen)) = match silent {
         Some(silent) => (fault::CALL, silent),
@@ -80,73 +86,84 @@ fn news(longest: Duration, fault: impl Fn() -> bool, stop: impl Fn() -> bool) ->
     }
 }
 
-/// The flags in use, the call that waits for them, and what comes ahead of its chunks.
-#[derive(Debug)]
-struct Awaited {
-    flags: Option<Arc<Flags>>,
-    hashes: Option<Arc<CallHashes>>,
-    epoch: Epoch,
-}
-
-impl Watched {
+impl CallWatch {
+    /// Of a rank of `world` whose first call is `epoch`.
     pub(crate) fn new(
         device: &CudaDevice,
-        rank: Rank,
+        world: &World,
         link: Arc<Link>,
+        epoch: Epoch,
         deadline: Duration,
     ) -> Result<Self, CudaError> {
+        let before = epoch.before(1);
+        let fault = FaultBlock::new(device)?;
+        fault.set_closed(before);
         Ok(Self {
             link,
-            fault: FaultBlock::new(device)?,
-            rank,
+            fault,
+            peers: PeerCalls::new(world, epoch),
+            rank: world.rank(),
             deadline,
             device: device.clone(),
             stop: AtomicBool::new(false),
-            progress: Progress::new(device)?,
+            word: ProgressWord::new(device, epoch)?,
+            made: AtomicU32::new(before.get()),
             failed: OnceLock::new(),
-            awaited: Mutex::new(Awaited { flags: None, hashes: None, epoch: Epoch::new(0) }),
+            flags: Mutex::new(None),
         })
     }
 
-    fn awaited(&self) -> MutexGuard<'_, Awaited> {
-        // Replaced as a whole.
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What calls from now on wait for: flags of `outbox`.
+    pub(super) fn await_flags(&self, outbox: &Outbox) {
+        *locked(&self.flags) = Some(Arc::clone(outbox.flags()));
     }
 
-    /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
-    pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
-        *self.awaited() = Awaited {
-            flags: Some(Arc::clone(at.flags())),
-            hashes: Some(Arc::clone(at.hashes())),
-            epoch,
-        };
+    /// Notes that call `epoch` is made, of the op with number `op`, before anything of it is
+    /// enqueued.
+    pub(super) fn begin(&self, epoch: Epoch, op: u32) {
+        self.peers.say(epoch, op);
+        self.made.store(epoch.get(), Ordering::Release);
     }
 
-    /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or
-    /// what peers' hashes show.
+    /// What has a stream note that call `epoch` is past `step`.
+    pub(super) fn note(&self, epoch: Epoch, step: Step) -> WordOp {
+        self.word.note(epoch, step)
+    }
+
+    fn made(&self) -> Epoch {
+        Epoch::new(self.made.load(Ordering::Acquire))
+    }
+
+    /// This rank's record, or what stands for an error of NCCL, a stream that stands still, or what
+    /// peers have told.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
         // What was found here first has set the abort word, of which kernels then leave records.
-        self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.seen_by_hashes())
+        self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.told_by_peers())
     }
 
-    /// What the peers' op-sequence hashes show, if nothing else was found before.
-    fn seen_by_hashes(&self) -> Option<FaultRecord> {
-        let record = self.awaited().hashes.as_ref()?.fault()?;
-        self.fail(
-            record,
-            if record.code == fault::DISAGREED { reason::IN_ANOTHER_OP } else { record.abort },
-        );
+    /// What the peers have told, if nothing else was found before.
+    fn told_by_peers(&self) -> Option<FaultRecord> {
+        let record = self.peers.fault()?;
+        self.fail(record, reason_of(&record));
         self.failed.get().copied()
     }
 
-    /// Where the side stream stands.
-    pub(super) fn position(&self) -> Position {
-        self.progress.position()
+    /// Why one of this rank's calls up to `epoch` has failed, if so, as peers are told.
+    pub(super) fn failure_up_to(&self, epoch: Epoch) -> Option<u32> {
+        let is_up_to = |record: &FaultRecord| !epoch.is_before(Epoch::new(record.epoch));
+        self.record().filter(is_up_to).map(|record| reason_of(&record))
     }
 
-    /// Where the side stream stands, in words.
-    pub(crate) fn progress(&self) -> String {
-        self.position().to_string()
+    /// Returns when the peers have answered whether the calls that have ended here are whole.
+    pub(crate) fn ask_peers(&self) {
+        let (progress, made) = (self.progress(), self.made());
+        let epoch = progress.epoch(made);
+        self.peers.ask(if progress.has_ended() { epoch } else { epoch.before(1) });
+    }
+
+    /// Where the calls stand.
+    pub(crate) fn progress(&self) -> Progress {
+        self.word.read(|| self.fault.closed(), || self.made())
     }
 
     /// Whether calls can no longer succeed.
@@ -173,7 +190,7 @@ impl Watched {
             News::None => {}
         }
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
-        let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
+        let (rank, epoch) = (self.rank.get(), self.made().get());
         let record = FaultRecord {
             state: 1,
             code: fault::ABORTED,
@@ -195,21 +212,16 @@ impl Watched {
         }
     }
 
-    /// Whether the side stream is stuck in a call: a fault where no kernel waits for it.
-    pub(super) fn stands_still(&self, standing: &mut Standing) -> bool {
-        let position = self.position();
-        if !standing.too_long(position, Instant::now()) {
+    /// Whether a call does not go on: a fault where no kernel waits for it.
+    pub(super) fn is_stalled(&self, stall: &mut Stall) -> bool {
+        let progress = self.progress();
+        if !stall.is_too_long(progress, Instant::now()) {
             return false;
         }
-        tracing::error!(rank = self.rank.get(), "a call does not go on: {position}");
-        let (epoch, hashes) = {
-            let awaited = self.awaited();
-            (position.epoch(awaited.epoch), awaited.hashes.clone())
-        };
-        // All peers are asked at once then; else this rank may not have come to one of whom nothing
-        // has come.
-        let silent =
-            hashes.filter(|_| position.is_collective()).and_then(|hashes| hashes.silent_in(epoch));
+        tracing::error!(rank = self.rank.get(), "a call does not go on: {progress}");
+        let epoch = progress.epoch(self.made());
+        // Peers tell of a call when they make it, long before its deadline.
+        let silent = progress.is_collective().then(|| self.peers.silent_in(epoch)).flatten();
         self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
         true
     }
@@ -224,32 +236,27 @@ impl Watched {
     /// failed call, which no later call awaits.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
-        let Awaited { flags, hashes, epoch } = &*self.awaited();
-        let value = epoch.get().wrapping_add(AHEAD);
-        if let Some(hashes) = hashes {
-            hashes.set_number(value);
-        }
-        if let Some(flags) = flags {
-            flags.set(value);
+        if let Some(flags) = &*locked(&self.flags) {
+            flags.set(self.made().get().wrapping_add(AHEAD));
         }
     }
 
-    /// Waits until calls are `done`, as long as the side stream takes steps. Where it takes none
-    /// for some deadlines though nothing has failed, the caller's stream does not come to the next
-    /// call, or a kernel does not end. Failed calls are waited for as on the other transports. A
-    /// device whose failed calls do not end is given up: a rebuild would wait for it in the driver.
+    /// Waits until calls are `done`, as long as they take steps. Where they take none for some
+    /// deadlines though nothing has failed, the caller's stream does not come to the next call, or
+    /// a kernel does not end. Failed calls are waited for as on the other transports. A device
+    /// whose failed calls do not end is given up: a rebuild would wait for it in the driver.
     pub(crate) fn drain(
         &self,
         done: impl FnMut() -> Result<bool, CudaError>,
     ) -> Result<(), TransportError> {
         let mut steps = HostSteps::new(self.deadline);
         let drained = Limits::default().wait(done, || {
-            (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.position()))
+            (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.progress()))
         })?;
         if drained {
             return Ok(());
         }
-        tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.position());
+        tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.progress());
         if self.has_failed() {
             self.device.give_up(FAILED);
         }
@@ -257,10 +264,19 @@ impl Watched {
     }
 }
 
+/// The reason of an abort that goes with a record.
+fn reason_of(record: &FaultRecord) -> u32 {
+    match record.code {
+        fault::DISAGREED => reason::IN_ANOTHER_OP,
+        fault::TIMEOUT => reason::TIMED_OUT,
+        _ => record.abort.max(1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Fault;
+    use crate::backends::fault::Fault;
     use crate::lateness::assert_soon;
     use std::sync::atomic::AtomicU32;
 

@@ -3,7 +3,7 @@
 //! Invariant: nothing is decided by it, and NVML is asked only after a failure that MIG may
 //! explain, so all ranks say the same.
 
-use super::error::NvLinkError;
+use super::error::PeerMemoryError;
 use super::offer::DeviceIdentity;
 use crate::cuda::{CudaError, DeviceInfo};
 use crate::topology;
@@ -37,15 +37,15 @@ impl Mig {
     }
 
     /// The error, with what to do where ranks are on instances.
-    pub(crate) fn advised(&self, error: NvLinkError) -> NvLinkError {
+    pub(crate) fn advised(&self, error: PeerMemoryError) -> PeerMemoryError {
         self.advised_by(error, |own| topology::instances(std::slice::from_ref(own)))
     }
 
     fn advised_by(
         &self,
-        error: NvLinkError,
+        error: PeerMemoryError,
         ask: impl FnOnce(&DeviceInfo) -> Option<String>,
-    ) -> NvLinkError {
+    ) -> PeerMemoryError {
         let Some(own) = self.own.as_ref().filter(|_| concerns(&error)) else { return error };
         let named = |ranks: &[u32]| {
             ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ")
@@ -60,35 +60,37 @@ impl Mig {
 }
 
 /// Why a rank has no device, with advice where GPUs are in MIG mode.
-pub(super) fn without_device(error: CudaError) -> NvLinkError {
+pub(super) fn without_device(error: CudaError) -> PeerMemoryError {
     let advice = error.is_too_few().then(topology::unseen).flatten();
     with(error.into(), advice)
 }
 
-fn with(error: NvLinkError, advice: Option<String>) -> NvLinkError {
+fn with(error: PeerMemoryError, advice: Option<String>) -> PeerMemoryError {
     match advice {
-        Some(advice) => NvLinkError::Advised { error: Box::new(error), advice },
+        Some(advice) => PeerMemoryError::Advised { error: Box::new(error), advice },
         None => error,
     }
 }
 
 /// Whether devices that do not reach each other may be why.
-const fn concerns(error: &NvLinkError) -> bool {
+const fn concerns(error: &PeerMemoryError) -> bool {
     matches!(
         error,
-        NvLinkError::Cuda(CudaError::Call { .. } | CudaError::Unsupported { .. })
-            | NvLinkError::Peer { .. }
-            | NvLinkError::SameDevice { .. }
-            | NvLinkError::NoPeerAccess { .. }
-            | NvLinkError::NotProven { .. }
+        PeerMemoryError::Cuda(CudaError::Call { .. } | CudaError::Unsupported { .. })
+            | PeerMemoryError::Peer { .. }
+            | PeerMemoryError::SameDevice { .. }
+            | PeerMemoryError::NoPeerAccess { .. }
+            | PeerMemoryError::NotProven { .. }
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backends::connect_error::ConnectError;
+    use crate::backends::options::Select;
+    use crate::bootstrap::control::ControlError;
     use crate::cuda::DeviceUuid;
-    use crate::{ConnectError, ControlError, Select};
     use flux_core::WorldSize;
 
     /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
@@ -112,7 +114,7 @@ mod tests {
         )
     }
 
-    fn refused() -> NvLinkError {
+    fn refused() -> PeerMemoryError {
         CudaError::Call {
             call: "cuMemImportFromShareableHandle",
             code: 1,
@@ -136,7 +138,7 @@ mod tests {
     fn nvml_has_the_word_where_no_name_tells() {
         let mig = node(&[false, false]);
         let said = |own: &DeviceInfo| Some(hints::instances(&own.pci));
-        let peer = || NvLinkError::Peer { peer: Rank::new(5), reason: "cuMemMap".to_owned() };
+        let peer = || PeerMemoryError::Peer { peer: Rank::new(5), reason: "cuMemMap".to_owned() };
         assert_eq!(
             mig.advised_by(peer(), said).to_string(),
             format!("{}; {}", peer(), hints::instances("0000:17:00.0"))
@@ -147,20 +149,23 @@ mod tests {
     #[test]
     fn what_mig_cannot_be_why_of_stays_as_it_is() {
         let never = |_: &DeviceInfo| panic!("asked");
-        let lost = NvLinkError::Control(ControlError::PeerLost { rank: Rank::new(5) });
-        assert!(matches!(node(&[true, true]).advised_by(lost, never), NvLinkError::Control(_)));
-        let withdrawn = NvLinkError::Withdrawn { peer: 5 };
+        let lost = PeerMemoryError::Control(ControlError::PeerLost { rank: Rank::new(5) });
+        assert!(matches!(node(&[true, true]).advised_by(lost, never), PeerMemoryError::Control(_)));
+        let withdrawn = PeerMemoryError::Withdrawn { peer: 5 };
         assert!(matches!(
             node(&[true, true]).advised_by(withdrawn, never),
-            NvLinkError::Withdrawn { .. }
+            PeerMemoryError::Withdrawn { .. }
         ));
         // A rank without node peers reaches all that it has to.
-        assert!(matches!(node(&[true]).advised_by(refused(), never), NvLinkError::Cuda(_)));
+        assert!(matches!(node(&[true]).advised_by(refused(), never), PeerMemoryError::Cuda(_)));
     }
 
     #[test]
     fn too_few_devices_are_all_that_nvml_is_asked_about_before_ranks_meet() {
-        assert!(matches!(without_device(CudaError::GivenUp { ordinal: 0 }), NvLinkError::Cuda(_)));
+        assert!(matches!(
+            without_device(CudaError::GivenUp { ordinal: 0 }),
+            PeerMemoryError::Cuda(_)
+        ));
         let absent = CudaError::NoSuchDevice { ordinal: 1, count: 1 };
         assert!(without_device(absent.clone()).to_string().starts_with(&absent.to_string()));
     }

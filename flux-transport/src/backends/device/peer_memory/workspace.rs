@@ -3,11 +3,10 @@
 //! Invariant: a generation is complete in itself. A growing communicator makes a new one that
 //! continues the epoch; graphs captured on the old one replay as long as it is kept.
 
-use super::lane::Lane;
 use super::offer::Offer;
 use super::shared::{Peer, Shared};
-use crate::WorkspaceView;
-use crate::backends::view::checked_bytes;
+use crate::backends::device::lane::Lane;
+use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
@@ -16,7 +15,7 @@ use std::sync::Arc;
 
 /// A generation whose peers are not mapped yet.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct Candidate {
     shared: Arc<Shared>,
     control: DeviceBlock,
     size: WorkspaceSize,
@@ -33,7 +32,7 @@ pub(crate) struct Workspace {
     memory: Vec<Option<Peer>>,
 }
 
-impl Draft {
+impl Candidate {
     /// Makes and initialises this rank's part: signals and `pushed` hold the epoch before `epoch`,
     /// the control block's epoch is `epoch`, other words of pad and control block are 0. The data
     /// region stays undefined.
@@ -53,9 +52,9 @@ impl Draft {
         let shared = Shared::new(device, bytes, handles, ordinals)?;
         let control_bytes = control::bytes(size.counters);
         let control = DeviceBlock::new(device, host_size(control_bytes))?;
-        let draft = Self { shared, control, size, epoch };
-        draft.clear_pad(device, lane)?;
-        let at = draft.control.address();
+        let candidate = Self { shared, control, size, epoch };
+        candidate.clear_pad(device, lane)?;
+        let at = candidate.control.address();
         let _current = device.enter()?;
         let words = host_size(control_bytes / 4);
         // SAFETY: the control block is `control_bytes` long, a multiple of 4, and lives past the
@@ -66,7 +65,7 @@ impl Draft {
             unsafe { fill_words(device, at + offset, value.get(), 1, lane.raw()) }?;
         }
         lane.synchronize()?;
-        Ok(draft)
+        Ok(candidate)
     }
 
     fn clear_pad(&self, device: &CudaDevice, lane: &Lane) -> Result<(), CudaError> {

@@ -3,7 +3,8 @@
 //! Invariant: the host only loads and stores, so it works while a device is stuck.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
-use flux_core::layout::{ABORT_OFFSET, FAULT_BYTES, FaultRecord};
+use flux_core::layout::{ABORT_OFFSET, CLOSED_OFFSET, FAULT_BYTES, FaultRecord};
+use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pinned host memory, mapped for the device.
@@ -28,15 +29,20 @@ impl FaultBlock {
         // device stores its first word, `state`, with release order after the rest.
         let state =
             unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
-        // SAFETY: as above; the record is plain words, complete and never written again once
-        // `state` is not zero.
+        // SAFETY: the block is long enough for a record; this one is plain words, complete and never
+        // written again once `state` is not zero.
         (state != 0).then(|| unsafe { record.read_volatile() })
     }
 
     /// Ends all waits of this rank's device. `reason` is not zero; the first stays.
     pub(crate) fn abort(&self, reason: u32) {
         // The device only reads this word, so a compare-and-swap among host threads is enough.
-        let _ = self.word().compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
+        let _ = self.word(ABORT_OFFSET).compare_exchange(
+            0,
+            reason,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
     }
 
     /// Whether calls can no longer succeed.
@@ -45,11 +51,23 @@ impl FaultBlock {
     }
 
     pub(crate) fn aborted(&self) -> bool {
-        self.word().load(Ordering::Acquire) != 0
+        self.word(ABORT_OFFSET).load(Ordering::Acquire) != 0
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: in bounds and aligned; on the host this word is only touched through here.
-        unsafe { AtomicU32::from_ptr(self.block.host().byte_add(host_size(ABORT_OFFSET)).cast()) }
+    /// The last sequential call that a kernel has closed.
+    pub(crate) fn closed(&self) -> Epoch {
+        Epoch::new(self.word(CLOSED_OFFSET).load(Ordering::Acquire))
+    }
+
+    /// Says that this is call `epoch`, before any kernel knows of the block.
+    pub(crate) fn set_closed(&self, epoch: Epoch) {
+        self.word(CLOSED_OFFSET).store(epoch.get(), Ordering::Release);
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU32 {
+        assert!(offset + 4 <= FAULT_BYTES, "{offset} is no offset of a word");
+        // SAFETY: in bounds and aligned, as the block begins at a page and offsets are of lines; it
+        // lives as long as `self`, and the host and the device access whole words.
+        unsafe { AtomicU32::from_ptr(self.block.host().byte_add(host_size(offset)).cast()) }
     }
 }

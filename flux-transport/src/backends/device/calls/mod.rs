@@ -11,8 +11,10 @@ mod order;
 pub(crate) use self::age::{AHEAD, Refreshed};
 pub(crate) use self::history::{OpHash, OpHashes};
 use self::order::{Order, StreamTurn};
+use crate::backends::error::TransportError;
+use crate::backends::kind::TransportKind;
 use crate::cuda::{CudaDevice, CudaError};
-use crate::{Device, Stream, TransportError, TransportKind};
+use crate::device::{Device, Stream};
 use flux_core::signal::Epoch;
 
 #[derive(Debug)]
@@ -36,18 +38,26 @@ pub(crate) enum Captures {
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: StreamTurn,
-    /// Whether side streams have a part in it.
-    carried: bool,
-    /// Whether the caller's stream is ordered after all of their part.
-    joined: bool,
-    /// Whether what its executor stores is still to be sent.
-    stores: bool,
+    transfers: Transfers,
+}
+
+/// What has become of a call's job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transfers {
+    /// It was not started.
+    NotStarted,
+    /// It was started, and the caller's stream is ordered after all of it.
+    InOrder,
+    /// It was started, on side streams that the caller's stream is to be ordered after.
+    OnSideStreams,
+    /// The same, and a part of it follows the executor's launch.
+    AwaitsLaunch,
 }
 
 impl InCall {
     /// Whether side streams may have work of it that the caller's stream is not ordered after.
-    const fn is_to_be_joined(self) -> bool {
-        self.carried && !self.joined
+    fn is_to_be_joined(self) -> bool {
+        matches!(self.transfers, Transfers::OnSideStreams | Transfers::AwaitsLaunch)
     }
 }
 
@@ -103,12 +113,8 @@ impl Calls {
         self.epoch = epoch;
     }
 
-    /// Begins a call on `stream`, after the call before; `fork` is then given the stream.
-    pub(crate) fn begin(
-        &mut self,
-        stream: Stream<'_>,
-        fork: impl FnOnce(usize) -> Result<(), CudaError>,
-    ) -> Result<(), TransportError> {
+    /// Begins a call on `stream`, after the call before.
+    pub(crate) fn begin(&mut self, stream: Stream<'_>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let _current = self.device.enter()?;
         if !self.device.owns_stream(caller)? {
@@ -116,58 +122,35 @@ impl Calls {
         }
         let turn = self.order.begin(caller)?;
         self.captures.note(turn)?;
-        fork(caller)?;
-        self.call = Some(InCall { turn, carried: false, joined: false, stores: false });
+        self.call = Some(InCall { turn, transfers: Transfers::NotStarted });
         Ok(())
     }
 
-    /// Whether a call is in progress in which side streams have no part yet.
-    pub(crate) fn is_uncarried(&self) -> bool {
-        self.call.is_some_and(|call| !call.carried)
-    }
-
-    /// The caller's stream, if side streams may be given the work of the call in progress: once.
-    pub(crate) fn uncarried(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
+    /// The caller's stream, if the job of the call in progress can be started: once.
+    pub(crate) fn unstarted(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         let why = match &self.call {
             None => "no call is in progress",
-            Some(call) if call.carried => "this call was carried before",
-            Some(_) => return Ok(caller),
+            Some(InCall { transfers: Transfers::NotStarted, .. }) => return Ok(caller),
+            Some(_) => "a job of this call was started before",
         };
         Err(TransportError::MoverUnusable { why })
     }
 
-    /// From here on side streams have a part in the call in progress.
-    pub(crate) const fn carried(&mut self) {
+    /// Notes what has become of the job of the call in progress.
+    pub(crate) const fn note(&mut self, transfers: Transfers) {
         if let Some(call) = &mut self.call {
-            call.carried = true;
+            call.transfers = transfers;
         }
     }
 
-    /// What the executor of the call in progress stores is to be sent when it was launched.
-    pub(crate) const fn stores(&mut self) {
-        if let Some(call) = &mut self.call {
-            call.stores = true;
+    /// Whether a part of the call's job is to be enqueued now that its executor was launched: once.
+    pub(crate) fn awaited_launch(&mut self) -> bool {
+        let awaits = self.call.is_some_and(|call| call.transfers == Transfers::AwaitsLaunch);
+        if awaits {
+            self.note(Transfers::OnSideStreams);
         }
-    }
-
-    /// The caller's stream, if what the executor [stores](Self::stores) is still to be sent.
-    pub(crate) fn stored(&mut self, stream: Stream<'_>) -> Result<usize, TransportError> {
-        let caller = self.raw(stream)?;
-        if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
-            Ok(caller)
-        } else {
-            Err(TransportError::MoverUnusable {
-                why: "nothing that this call stores waits to be sent",
-            })
-        }
-    }
-
-    /// Notes that the caller's stream is ordered after this call's side streams.
-    pub(crate) const fn joined(&mut self) {
-        if let Some(call) = &mut self.call {
-            call.joined = true;
-        }
+        awaits
     }
 
     /// Takes the call back; `join` orders the caller's stream after side streams, which may read
@@ -206,7 +189,8 @@ impl Calls {
         Ok(self.order.finish(call.turn, caller)?)
     }
 
-    fn raw(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
+    /// The caller's stream.
+    pub(crate) fn raw(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
         stream.raw().ok_or_else(|| self.wrong_stream(stream))
     }
 

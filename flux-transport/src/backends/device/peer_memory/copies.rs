@@ -3,7 +3,7 @@
 //! Invariant: a push that passed [`RowTransfers::check`] gives copies inside the peers' gather
 //! buffers and pads only.
 
-use crate::RowTransfers;
+use crate::backends::jobs::RowTransfers;
 use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;

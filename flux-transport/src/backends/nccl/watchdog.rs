@@ -1,11 +1,11 @@
-//! The threads that end the side stream's waits when a call has failed.
+//! The threads that end streams' waits when a call has failed, and that tell peers of calls.
 //!
-//! Invariant: the side stream waits for flags of this rank's kernel and for messages of peers;
-//! neither wait has a deadline of its own. The guard looks for a fault record, an abort word, an
-//! error of NCCL, and a stream that stands still in a call for too long. Then it gives the
-//! communicator up and releases flags again and again until it is stopped. It asks the driver for
-//! nothing, where another thread may wait for the device. Nobody's calls depend on an endless wait
-//! of these threads.
+//! Invariant: a stream waits for flags of this rank's kernel, for messages and for collectives; no
+//! such wait has a deadline of its own. The watchdog looks for a fault record, an abort word, an
+//! error of NCCL, other calls of a peer, and a call that stands still for too long. Then it gives
+//! the communicator up and releases flags again and again until it is stopped. It asks the driver
+//! for nothing, where another thread may wait for the device. Nobody's calls depend on an endless
+//! wait of these threads.
 //!
 //! First the kernel gets a [moment](RECORD) to leave its fault record, for which the abort word is
 //! set. An aborted communicator may leave a torn chunk whose word has come, and streams pass both
@@ -14,14 +14,18 @@
 //! tells the peers (`Communicator::abort`).
 
 use super::messages::GivenUp;
-use super::progress::Standing;
-use super::watched::Watched;
-use crate::ConnectError;
+use super::progress::Stall;
+use super::watch::CallWatch;
+use crate::backends::connect_error::ConnectError;
+use crate::backends::device::calls::OpHash;
+use crate::bootstrap::control::{Notice, Watcher};
+use crate::bootstrap::world::World;
 use crate::cuda::done_by;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -35,36 +39,80 @@ const RECORD: Duration = Duration::from_millis(100);
 /// Between two releases of the flags.
 const AGAIN: Duration = Duration::from_millis(10);
 /// The longest that leaving waits for what was sent.
-const LEAVE: Duration = Duration::from_secs(10);
+const CLOSE: Duration = Duration::from_secs(10);
 /// For a thread that has nothing left to wait for.
 const END: Duration = Duration::from_millis(500);
 
 /// The threads; dropped, they end, but for one that gives a communicator up: that takes what NCCL
 /// takes.
 #[derive(Debug)]
-pub(crate) struct Guard {
-    watched: Arc<Watched>,
+pub(crate) struct Watchdog {
+    watch: Arc<CallWatch>,
     thread: Option<JoinHandle<()>>,
+    listener: PeerListener,
 }
 
-impl Watched {
+/// Hears what peers tell, until it is dropped: then no thread that brings notices is in the watch.
+struct PeerListener {
+    watch: Arc<RwLock<Option<Arc<CallWatch>>>>,
+    _watcher: Arc<Watcher>,
+}
+
+impl fmt::Debug for PeerListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerListener")
+    }
+}
+
+impl PeerListener {
+    fn new(watch: &Arc<CallWatch>, world: &World) -> Self {
+        let number = world.communicator();
+        let listening = Arc::new(RwLock::new(Some(Arc::clone(watch))));
+        let watcher: Arc<Watcher> = {
+            let listening = Arc::clone(&listening);
+            Arc::new(move |notice| {
+                let Notice::Told { by, communicator, words } = notice else { return };
+                let watch = listening.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some(watch) = watch.as_ref().filter(|_| communicator == number) {
+                    watch.peers.hear(by, words, |epoch| watch.failure_up_to(epoch));
+                }
+            })
+        };
+        world.control().watch(Arc::downgrade(&watcher));
+        Self { watch: listening, _watcher: watcher }
+    }
+
+    /// Waits for what is being heard, which does not block; nothing is heard from then on.
+    fn close(&self) {
+        *self.watch.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Drop for PeerListener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl CallWatch {
     /// Until a call has failed; false where it is told to stop before.
-    fn until_fault(&self) -> bool {
-        let mut standing = Standing::new(self.position(), self.deadline, Instant::now());
+    fn until_fault(&self, mut told: Vec<OpHash>) -> bool {
+        let mut stall = Stall::new(self.progress(), self.deadline, Instant::now());
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if self.look(look % ASK == 0) || self.stands_still(&mut standing) {
+            if self.look(look % ASK == 0) || self.is_stalled(&mut stall) {
                 return true;
             }
+            self.peers.tell(&mut told);
             std::thread::park_timeout(LOOK);
         }
         false
     }
 
-    fn run(&self, aborter: SyncSender<GivenUp>) {
-        if !self.until_fault() {
+    fn run(&self, aborter: SyncSender<GivenUp>, told: Vec<OpHash>) {
+        if !self.until_fault(told) {
             return;
         }
         // Whatever ended the calls without a record has set the abort word.
@@ -85,12 +133,12 @@ impl Watched {
         // being made may still wait for some.
         while !self.stop.load(Ordering::Acquire) {
             self.release();
-            if !logged && began.elapsed() > self.deadline && !self.position().has_ended() {
+            if !logged && began.elapsed() > self.deadline && !self.progress().has_ended() {
                 logged = true;
                 tracing::error!(
                     rank = self.rank.get(),
                     "after a failed call, and though all waits were ended: {}",
-                    self.position()
+                    self.progress()
                 );
             }
             std::thread::park_timeout(AGAIN);
@@ -105,9 +153,9 @@ fn until_recorded(mut recorded: impl FnMut() -> bool) {
 
 /// Starts the thread that gives a communicator up, if it is given one, in the device's context,
 /// which it enters now: then the driver might keep it waiting.
-fn aborter(watched: &Watched) -> std::io::Result<SyncSender<GivenUp>> {
+fn aborter(watch: &CallWatch) -> std::io::Result<SyncSender<GivenUp>> {
     let (send, receive): (_, Receiver<GivenUp>) = sync_channel(1);
-    let (device, rank, link) = (watched.device.clone(), watched.rank, Arc::clone(&watched.link));
+    let (device, rank, link) = (watch.device.clone(), watch.rank, Arc::clone(&watch.link));
     let abort = move || {
         if let Err(error) = device.bind() {
             tracing::error!(%rank, %error, "a thread without the device's context");
@@ -120,22 +168,24 @@ fn aborter(watched: &Watched) -> std::io::Result<SyncSender<GivenUp>> {
     Ok(send)
 }
 
-impl Guard {
-    pub(crate) fn new(watched: &Arc<Watched>) -> Result<Self, ConnectError> {
+impl Watchdog {
+    pub(crate) fn new(watch: &Arc<CallWatch>, world: &World) -> Result<Self, ConnectError> {
         let io = |source| ConnectError::Io { what: "starting a thread to watch messages", source };
-        let aborter = aborter(watched).map_err(io)?;
-        let for_thread = Arc::clone(watched);
-        let name = format!("flux-nccl-{}", watched.rank);
+        let aborter = aborter(watch).map_err(io)?;
+        // Before any call is made: what the thread finds when it starts may be of a first one.
+        let (for_thread, told) = (Arc::clone(watch), watch.peers.untold());
+        let name = format!("flux-nccl-{}", watch.rank);
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || for_thread.run(aborter))
+            .spawn(move || for_thread.run(aborter, told))
             .map_err(io)?;
-        Ok(Self { watched: Arc::clone(watched), thread: Some(thread) })
+        let listener = PeerListener::new(watch, world);
+        Ok(Self { watch: Arc::clone(watch), thread: Some(thread), listener })
     }
 
     /// Ends all waits of this rank, for `reason`.
     pub(crate) fn abort(&self, reason: u32) {
-        self.watched.fault.abort(reason);
+        self.watch.fault.abort(reason);
         self.wake();
     }
 
@@ -150,31 +200,34 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Ends the thread, then leaves the communicator in good order, unless it was given up before:
-    /// what NCCL may still use is then best [deferred](super::deferred::leave). With `drained` all
+    /// Ends the threads, then leaves the communicator in good order, unless it was given up before:
+    /// what NCCL may still use is then best [deferred](super::deferred::defer). With `drained` all
     /// calls have ended that the thread could end. Without, the communicator is given up and the
     /// device's memory stays.
-    pub(crate) fn leave(&mut self, drained: bool) {
-        let watched = &self.watched;
-        let rank = watched.rank.get();
+    pub(crate) fn close(&mut self, drained: bool) {
+        let watch = &self.watch;
+        let rank = watch.rank.get();
         if !drained {
-            watched.device.give_up("calls did not end");
+            watch.device.give_up("calls did not end");
+        } else if watch.record().is_none() {
+            watch.peers.close();
         }
         self.end();
-        let link = &self.watched.link;
+        let link = &self.watch.link;
         if !drained {
             link.abort();
-        } else if let Err(error) = link.leave(Instant::now() + LEAVE.min(self.watched.deadline)) {
+        } else if let Err(error) = link.close(Instant::now() + CLOSE.min(self.watch.deadline)) {
             tracing::warn!(%error, rank, "while leaving an NCCL communicator");
         }
     }
 
     /// Ends the thread. What is on the side stream then is on its own.
     fn end(&mut self) {
-        self.watched.stop.store(true, Ordering::Release);
+        self.listener.close();
+        self.watch.stop.store(true, Ordering::Release);
         self.wake();
         if self.thread.take().is_some_and(|thread| !ended(thread)) {
-            self.watched.device.give_up("a call of NCCL that waits for nobody does not return");
+            self.watch.device.give_up("a call of NCCL that waits for nobody does not return");
         }
     }
 }
@@ -188,7 +241,7 @@ fn ended<T>(thread: JoinHandle<T>) -> bool {
     ended
 }
 
-impl Drop for Guard {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         self.end();
     }

@@ -1,0 +1,177 @@
+//! One generation of all ranks' workspaces, made, mapped and proven.
+//!
+//! Invariant: every rank takes every step, also after it failed.
+
+use super::devices::PeerDevices;
+use super::error::PeerMemoryError;
+use super::handshake::Handshake;
+use super::offer::Offer;
+use super::proof;
+use super::shared::Peer;
+use super::workspace::{Candidate, Workspace, clear_pad};
+use crate::backends::device::lane::Lane;
+use crate::cuda::{CudaDevice, Handles};
+use flux_core::layout::WorkspaceSize;
+use flux_core::signal::Epoch;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// What all ranks' workspaces are to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) size: WorkspaceSize,
+    pub(crate) epoch: Epoch,
+    /// Whether this rank has captured calls on the workspace before.
+    pub(crate) captured: bool,
+}
+
+/// Makes a workspace on every rank, maps each node's into all of it, and proves every write. The
+/// second value: whether any rank has captured calls on its last one.
+pub(crate) fn build(
+    handshake: Handshake<'_>,
+    device: &CudaDevice,
+    lane: &Lane,
+    members: &PeerDevices,
+    request: Request,
+) -> Result<(Workspace, bool), PeerMemoryError> {
+    let (candidate, fd) = match make(device, lane, members, request) {
+        Ok(made) => made,
+        Err(error) => return Err(handshake.refuse(error)),
+    };
+    let messages = handshake.agree(&candidate.offer(request.captured).encode())?;
+    let decode = |(peer, message): (u32, &Vec<u8>)| {
+        Offer::decode(message).ok_or(PeerMemoryError::Message { peer })
+    };
+    let offers: Result<Vec<Offer>, PeerMemoryError> = (0..).zip(&messages).map(decode).collect();
+    let offers = handshake
+        .succeed(offers.and_then(|offers| compatible(members.rank, &offers).map(|()| offers)))?;
+    let imports = if members.passes {
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        handshake.steps.exchange_fds(&fds, handshake.deadline)?
+    } else {
+        Vec::new()
+    };
+    let memory = handshake.succeed(map(device, members, &candidate, &offers, &imports))?;
+    let workspace = candidate.complete(memory);
+    prove(handshake, device, lane, members, &workspace, request.epoch)?;
+    Ok((workspace, offers.iter().any(|offer| offer.captured)))
+}
+
+/// This rank's part, and a descriptor of it where there are ranks in other processes.
+fn make(
+    device: &CudaDevice,
+    lane: &Lane,
+    members: &PeerDevices,
+    request: Request,
+) -> Result<(Candidate, Option<OwnedFd>), PeerMemoryError> {
+    let candidate = Candidate::new(
+        device,
+        lane,
+        request.size,
+        request.epoch,
+        (members.handles, &members.ordinals),
+    )?;
+    let fd = match members.handles {
+        Handles::None => None,
+        Handles::PosixFd => Some(candidate.export()?),
+    };
+    Ok((candidate, fd))
+}
+
+fn compatible(rank: u32, offers: &[Offer]) -> Result<(), PeerMemoryError> {
+    let own = offers[rank as usize];
+    for (peer, other) in (0..).zip(offers) {
+        if (other.size, other.epoch) != (own.size, own.epoch) || other.holds() != Some(true) {
+            let (size, epoch, peer_size, peer_epoch) =
+                (own.size, own.epoch, other.size, other.epoch);
+            return Err(PeerMemoryError::Disagreement {
+                rank,
+                size,
+                epoch,
+                peer,
+                peer_size,
+                peer_epoch,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn map(
+    device: &CudaDevice,
+    members: &PeerDevices,
+    candidate: &Candidate,
+    offers: &[Offer],
+    imports: &[Vec<OwnedFd>],
+) -> Result<Vec<Option<Peer>>, PeerMemoryError> {
+    let one = |(peer, offer): (u32, &Offer)| {
+        if peer == members.rank {
+            return Ok(Some(candidate.own()));
+        }
+        if !members.shares_with(peer) {
+            return Ok(None);
+        }
+        if members.is_local(peer) {
+            return Peer::local(offer.key, offer.bytes)
+                .ok_or(PeerMemoryError::Withdrawn { peer })
+                .map(Some);
+        }
+        match imports.get(peer as usize).map(Vec::as_slice) {
+            Some([fd]) => Ok(Some(Peer::import(device, fd.as_fd(), offer.bytes)?)),
+            _ => Err(PeerMemoryError::Message { peer }),
+        }
+    };
+    (0..).zip(offers).map(one).collect()
+}
+
+fn prove(
+    handshake: Handshake<'_>,
+    device: &CudaDevice,
+    lane: &Lane,
+    members: &PeerDevices,
+    workspace: &Workspace,
+    epoch: Epoch,
+) -> Result<(), PeerMemoryError> {
+    let rank = members.rank;
+    handshake.succeed(
+        proof::send(device, lane, workspace, rank, &members.identities)
+            .map_err(PeerMemoryError::from),
+    )?;
+    let checked = proof::check(device, workspace, rank, &members.identities);
+    let proven = checked.map_err(PeerMemoryError::from).and_then(|missing| match missing.first() {
+        None => Ok(()),
+        Some(&proof::Missing { peer, expected, seen }) => {
+            Err(PeerMemoryError::NotProven { rank, peer, expected, seen })
+        }
+    });
+    let pad = workspace.pads()[rank as usize];
+    let cleared = proven.and_then(|()| Ok(clear_pad(device, lane, pad, workspace.size(), epoch)?));
+    // After this step every pad is clean, and any rank may start the first call.
+    handshake.succeed(cleared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_offer_different_workspaces_are_told_both() {
+        let size = |signals| WorkspaceSize { half_bytes: 1 << 20, signals, counters: 0 };
+        let offer = |signals, epoch| Offer {
+            key: 1,
+            bytes: 1 << 30,
+            size: size(signals),
+            epoch,
+            captured: false,
+        };
+        assert!(compatible(0, &[offer(4, 7), offer(4, 7)]).is_ok());
+        for other in [offer(5, 7), offer(4, 8)] {
+            let error = compatible(0, &[offer(4, 7), other]).unwrap_err();
+            assert!(
+                matches!(error, PeerMemoryError::Disagreement { rank: 0, peer: 1, .. }),
+                "{error}"
+            );
+        }
+        let small = Offer { bytes: 1 << 20, ..offer(4, 7) };
+        assert!(compatible(0, &[offer(4, 7), small]).is_err());
+    }
+}
