@@ -103,7 +103,7 @@ fn a_death_a_leave_and_an_abort_are_seen_across_hosts() {
     };
     let mut planes = group_on(&[0, 1, 0, 1]);
     let watched: Vec<_> = planes.iter().map(watch).collect();
-    planes[2].abort_peers(3, 77);
+    planes[2].abort(3, 77);
     for (rank, (_, heard)) in watched.iter().enumerate().filter(|(rank, _)| *rank != 2) {
         assert_eq!(
             heard.recv_timeout(AMPLE),

@@ -139,7 +139,7 @@ pub mod reason {
         lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
     }
 
-    pub(super) fn words(reason: u32) -> String {
+    pub(crate) fn words(reason: u32) -> String {
         if let Some(rank) = lost(reason) {
             return format!("rank {rank} is gone");
         }

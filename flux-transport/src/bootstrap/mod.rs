@@ -22,6 +22,7 @@ mod credentials;
 mod deadlines;
 mod environment;
 mod error;
+mod fork;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod host_id;

@@ -11,7 +11,8 @@ use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
 use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
-use crate::{Capabilities, Device, Options, TransportError, TransportKind, WorkspaceView, World};
+use crate::cuda::keep;
+use crate::{Capabilities, ControlError, Device, Options, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
 /// Calls are ordered, whatever their streams; for two at once make two communicators.
+///
+/// Only the process that connected is a member: a child of its fork leaves nothing and says nothing.
 ///
 /// Dropping the last clone leaves the group. Peers finish calls that this rank has made; later ones
 /// fail at once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), or at the deadline for replayed
@@ -53,6 +56,8 @@ pub(super) struct Inner {
     pub(super) empty_calls: AtomicU32,
     /// After the transport, which ends the calls that use them.
     pub(super) attachments: Attachments,
+    /// The process that connected.
+    process: u32,
 }
 
 impl fmt::Debug for Inner {
@@ -89,6 +94,7 @@ impl Communicator {
             notes: Mutex::default(),
             empty_calls: AtomicU32::new(0),
             attachments: Attachments::default(),
+            process: std::process::id(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -201,7 +207,7 @@ impl Communicator {
         self.inner.health.carry_over();
         if let Err(TransportError::Control(error)) = &reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.give_up(if let crate::ControlError::PeerLost { rank } = error {
+            self.give_up(if let ControlError::PeerLost { rank } = error {
                 reason::peer_lost(*rank)
             } else {
                 reason::OUT_OF_STEP
@@ -238,7 +244,12 @@ impl Communicator {
     /// As [`exchange`](Self::exchange).
     #[doc(hidden)]
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
-        Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
+        let said = self.inner.world.steps().exchange_at(step, payload, self.until());
+        said.map_err(|error| match error {
+            // The fault says more.
+            ControlError::Aborted { .. } => self.working().err().unwrap_or(error.into()),
+            error => error.into(),
+        })
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.
@@ -256,7 +267,8 @@ impl Communicator {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this communicator on all ranks, and breaks it. A `reason` of 0, or from
+    /// Ends every wait of this communicator on all ranks, in calls and collective steps, and breaks
+    /// it; from any thread. A `reason` of 0, or from
     /// [`reason::RESERVED`] on, counts as 1. An earlier fault stays.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
@@ -270,7 +282,7 @@ impl Communicator {
     /// Has the peers give this communicator up.
     fn abort_peers(&self, reason: u32) {
         let world = &self.inner.world;
-        world.control().abort_peers(world.communicator(), reason);
+        world.control().abort(world.communicator(), reason);
     }
 
     /// This thread's turn, when other threads' calls have ended.
@@ -285,10 +297,16 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Self { health, world, attachments, .. } = self;
+        let Self { health, world, attachments, process, .. } = self;
+        if *process != std::process::id() {
+            // A fork's copy: calls, threads and device are the parent's, and stay as they are.
+            keep(health);
+            attachments.abandon();
+            return;
+        }
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
-            world.control().abort_peers(world.communicator(), reason::PANICKED);
+            world.control().abort(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {

@@ -140,7 +140,9 @@ impl Shared {
             Kind::Abort => match body.as_chunks() {
                 (&[communicator, reason], []) if reason != [0; 4] => {
                     let [communicator, reason] = [communicator, reason].map(u32::from_le_bytes);
+                    // In this order: whose step ends finds the fault.
                     self.tell(Notice::Aborted { by: rank, communicator, reason });
+                    self.abort_steps(communicator, rank, reason);
                 }
                 _ => {
                     return Some(PeerEnd::Broke(

@@ -19,8 +19,8 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::regroup::NewGroup;
 use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING,
-    Regrouped, Steps, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, NO_COMMUNICATOR,
+    Notice, REGROUPING, Regrouped, Watcher, mask_of, ranks_of,
 };
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
@@ -31,7 +31,6 @@ pub(crate) struct ProcessControl {
     pub(crate) world: WorldSize,
     hosts: Hosts,
     pub(crate) shared: Arc<Shared>,
-    steps: Steps,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
 }
@@ -55,7 +54,6 @@ impl ProcessControl {
             world,
             hosts,
             shared,
-            steps: Steps::default(),
             said_goodbye: AtomicBool::new(false),
             monitor: Some(monitor),
         })
@@ -68,7 +66,7 @@ impl ProcessControl {
     /// One step: the peers' frames by rank, none for this rank.
     fn step(
         &self,
-        kind: Kind,
+        (kind, communicator): (Kind, u32),
         body: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
@@ -91,10 +89,11 @@ impl ProcessControl {
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
-        self.steps.take(self.shared.rank, kind.name(), deadline, |sequence| {
+        let Shared { rank, steps, .. } = &*self.shared;
+        steps.take(*rank, (kind.name(), communicator), deadline, |sequence| {
             let header = Header { kind, descriptors, sequence };
             self.send_all(header, body, fds, deadline)?;
-            self.collect(header, deadline)
+            self.collect(header, communicator, deadline)
         })
     }
 
@@ -117,7 +116,7 @@ impl ProcessControl {
             } else {
                 (&without, &[][..])
             };
-            self.steps.awaits([rank]);
+            self.shared.steps.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
@@ -151,6 +150,7 @@ impl ProcessControl {
     fn collect(
         &self,
         header: Header,
+        communicator: u32,
         deadline: Instant,
     ) -> Result<Vec<Option<Arrived>>, ControlError> {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
@@ -183,7 +183,10 @@ impl ProcessControl {
             if missing == 0 {
                 return Ok(frames);
             }
-            self.steps.awaits(ranks_of(missing));
+            if let Some(aborted) = self.shared.steps.aborted(communicator) {
+                return Err(aborted);
+            }
+            self.shared.steps.awaits(ranks_of(missing));
             let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
                 return Err(timeout(header.kind, ranks_of(missing)));
             };
@@ -221,8 +224,13 @@ impl ControlPlane for ProcessControl {
         &self.hosts
     }
 
-    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
-        let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
+    fn exchange_in(
+        &self,
+        communicator: u32,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, ControlError> {
+        let frames = self.step((Kind::Exchange, communicator), payload, &[], deadline)?;
         Ok(frames
             .into_iter()
             .map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body))
@@ -231,11 +239,12 @@ impl ControlPlane for ProcessControl {
 
     fn exchange_with_fds(
         &self,
+        communicator: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Vec<Given>, ControlError> {
-        let frames = self.step(Kind::Descriptors, payload, fds, deadline)?;
+        let frames = self.step((Kind::Descriptors, communicator), payload, fds, deadline)?;
         let given = |frame: Option<Arrived>| match frame {
             None => Given { payload: payload.to_vec(), fds: Vec::new(), cut: false },
             Some(Arrived { body, descriptors, cut, .. }) => {
@@ -246,7 +255,7 @@ impl ControlPlane for ProcessControl {
     }
 
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step(Kind::Barrier, &[], &[], deadline).map(drop)
+        self.step((Kind::Barrier, NO_COMMUNICATOR), &[], &[], deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {
@@ -273,7 +282,8 @@ impl ControlPlane for ProcessControl {
         }
     }
 
-    fn abort_peers(&self, communicator: u32, reason: u32) {
+    fn abort(&self, communicator: u32, reason: u32) {
+        self.shared.abort_steps(communicator, self.shared.rank, reason);
         self.shared.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
     }
 
@@ -321,6 +331,11 @@ impl ControlPlane for ProcessControl {
 
 impl Drop for ProcessControl {
     fn drop(&mut self) {
+        if !self.shared.is_here() {
+            // The monitor and the descriptor that stops it are the parent's.
+            std::mem::forget(self.monitor.take());
+            return;
+        }
         // The counter of a fresh eventfd takes one write of one without fail.
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()

@@ -3,6 +3,7 @@
 use crate::bootstrap::control::hosts::Hosts;
 use crate::bootstrap::control::inquiry::{Answerer, mask_of, ranks_of};
 use crate::bootstrap::control::plane::Watcher;
+use crate::bootstrap::control::steps::Steps;
 use flux_core::{Rank, WorldSize};
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -14,6 +15,8 @@ pub(super) struct Shared {
     pub(super) hosts: Hosts,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
+    /// By rank.
+    pub(super) steps: Vec<Steps>,
 }
 
 pub(super) struct State {
@@ -70,7 +73,13 @@ impl Shared {
             answerers: world.ranks().map(|_| Vec::new()).collect(),
             regroup: Regroup::new(world),
         };
-        Self { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            world,
+            hosts: Hosts::one(world),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            steps: world.ranks().map(|_| Steps::default()).collect(),
+        }
     }
 }
 
