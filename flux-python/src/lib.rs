@@ -1,11 +1,13 @@
 //! `flux_tp._native`: what the Python package `flux_tp` is built on.
 //!
-//! Invariant: no function holds the interpreter's lock while it waits for another rank.
+//! Invariant: no function holds the interpreter's lock while it waits for another rank, and a signal
+//! ends the wait.
 
 mod error;
 mod member;
 mod operand;
 mod ops;
+mod signals;
 mod torch;
 
 use pyo3::prelude::*;
@@ -136,13 +138,17 @@ mod _native {
         py.detach(member::close_all);
     }
 
-    /// Runs without the interpreter's lock.
+    /// Runs without the interpreter's lock; a signal aborts the communicator.
     fn with<T: Send>(
         py: Python<'_>,
         comm: u64,
         run: impl FnOnce(&Member) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        Ok(py.detach(|| run(member::here(&*member::named(comm)?)?))?)
+        py.detach(|| {
+            let member = member::named(comm)?;
+            let member = member::here(&*member)?;
+            Ok(member.hearing_signals(run)??)
+        })
     }
 
     /// Raises the fault that broke the communicator.

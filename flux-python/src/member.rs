@@ -4,10 +4,12 @@
 //! stay alone in a forked child.
 
 use crate::error::{Error, of_world};
-use crate::ops::{Limits, Ops};
+use crate::ops::{Call, Limits, Ops};
+use crate::signals::{INTERRUPTED, heard, raise_later};
 use flux_ops::Location;
 use flux_ops::binding::{Class, Handles, OfProcess};
 use flux_transport::{Communicator, World};
+use pyo3::PyResult;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +23,35 @@ pub(crate) struct Member {
 impl Member {
     pub(crate) fn new(comm: Communicator, limits: Limits) -> Self {
         Self { ops: Ops::new(comm.clone(), limits), comm }
+    }
+
+    /// Runs work that may wait for other ranks. What a handler of a signal raises meanwhile aborts
+    /// the communicator, on all ranks.
+    ///
+    /// # Errors
+    /// What the handler has raised.
+    pub(crate) fn hearing_signals<T: Send>(
+        &self,
+        work: impl FnOnce(&Self) -> T + Send,
+    ) -> PyResult<T> {
+        heard(|| self.comm.abort(INTERRUPTED), || work(self))
+    }
+
+    /// Makes a call of torch's: on the host it waits for the other ranks.
+    ///
+    /// # Safety
+    /// As of [`Ops::call`].
+    pub(crate) unsafe fn call_in_kernel(&self, call: &Call<'_>) -> Result<(), Error> {
+        // SAFETY: as the caller vouches.
+        let made = |member: &Self| unsafe { member.ops.call(call) };
+        if self.location() != Location::Host {
+            return made(self);
+        }
+        self.hearing_signals(made).unwrap_or_else(|raised| {
+            let error = Error::new(Class::Aborted, format!("the call was interrupted: {raised}"));
+            raise_later(raised);
+            Err(error)
+        })
     }
 
     /// Where operands must be.

@@ -25,7 +25,8 @@ __all__ = ["Communicator", "check", "default", "init"]
 
 _default: Communicator | None = None
 _known: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
-_process = os.getpid()
+_closes_at_exit: int | None = None
+"""The process that leaves its communicators when it ends."""
 
 
 class Communicator:
@@ -54,6 +55,7 @@ class Communicator:
         self.group = group
         self._process = os.getpid()
         _known[self.id] = self
+        _close_at_exit()
 
     def check(self) -> None:
         """Raises the fault that broke the communicator; see :func:`check`."""
@@ -250,7 +252,20 @@ def _several_hosts() -> tuple[None, tuple[str, bytes]]:
     return None, (f"{socket.gethostname()}:{port}", secrets.token_bytes(32))
 
 
-@atexit.register
-def _close_all() -> None:
-    if _process == os.getpid():
+def _close_at_exit() -> None:
+    """Has the process that connects leave in good order, by whatever way it ends well."""
+    global _closes_at_exit
+    process = os.getpid()
+    if _closes_at_exit == process:
+        return
+    _closes_at_exit = process
+    atexit.register(_close_all, process)
+    # A worker of multiprocessing runs its own finalizers only, and nothing that it has inherited.
+    if util := sys.modules.get("multiprocessing.util"):
+        util.Finalize(None, _close_all, args=(process,), exitpriority=0)
+
+
+def _close_all(process: int) -> None:
+    # A child of a fork has inherited this, and leaves nothing that its parent has connected.
+    if process == os.getpid():
         _native.close_all()
