@@ -12,8 +12,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 const PAGE: usize = 64 << 10;
-const HUGE: [usize; 5] =
-    [usize::MAX, isize::MAX as usize, 1 << 62, 1 << 33, u32::MAX as usize];
+const HUGE: [usize; 5] = [usize::MAX, isize::MAX as usize, 1 << 62, 1 << 33, u32::MAX as usize];
 
 /// Memory between two pages that cannot be accessed; it lives as long as the process.
 fn guarded<T: Copy>(values: &[T]) -> *mut T {

@@ -78,8 +78,7 @@ fn check_multiple(
     parts: u32,
 ) -> Result<(), ProblemError> {
     let largest = u32::MAX - u32::MAX % multiple;
-    let padded =
-        value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
+    let padded = value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
     if !value.is_multiple_of(multiple) {
         return Err(ProblemError::Alignment { name, value, multiple, padded });
     }

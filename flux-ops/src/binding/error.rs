@@ -99,10 +99,9 @@ impl From<&ControlError> for Error {
             }
             ControlError::PeerLost { rank } => Self::of_ranks(Class::PeerLost, message, [*rank]),
             ControlError::PeerLeft { rank } => Self::of_ranks(Class::PeerLeft, message, [*rank]),
-            ControlError::Aborted { rank, reason } => Self {
-                reason: Some(*reason),
-                ..Self::of_ranks(Class::Aborted, message, [*rank])
-            },
+            ControlError::Aborted { rank, reason } => {
+                Self { reason: Some(*reason), ..Self::of_ranks(Class::Aborted, message, [*rank]) }
+            }
             ControlError::Protocol { rank, .. } => {
                 Self::of_ranks(Class::Disagreed, message, [*rank])
             }

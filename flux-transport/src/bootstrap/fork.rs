@@ -32,9 +32,11 @@ impl NotForked {
         });
         let socket = socket.as_raw_fd();
         let _one = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
-        match CONNECTED.iter().find(|place| place.load(Ordering::Relaxed) == FREE) {
-            Some(place) => place.store(socket, Ordering::Release),
-            None => tracing::warn!("too many connections: a child of a fork keeps this one"),
+        let free = CONNECTED.iter().find(|place| place.load(Ordering::Relaxed) == FREE);
+        if let Some(place) = free {
+            place.store(socket, Ordering::Release);
+        } else {
+            tracing::warn!("too many connections: a child of a fork keeps this one");
         }
         Self(socket)
     }

@@ -12,7 +12,10 @@ use super::turn::{Turn, Turns};
 use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
 use crate::cuda::keep;
-use crate::{Capabilities, ControlError, Device, Options, TransportError, TransportKind, WorkspaceView, World};
+use crate::{
+    Capabilities, ControlError, Device, Options, TransportError, TransportKind, WorkspaceView,
+    World,
+};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
 use std::collections::BTreeMap;

@@ -9,9 +9,7 @@ mod state;
 use super::error::ControlError;
 use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
-use super::plane::{
-    ControlPlane, Given, Launch, NO_COMMUNICATOR, Notice, Regrouped, Watcher,
-};
+use super::plane::{ControlPlane, Given, Launch, NO_COMMUNICATOR, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use crate::sync::locked;
 use flux_core::signal::Epoch;

@@ -117,7 +117,11 @@ pub trait ControlPlane: Send + Sync + Debug {
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
-        Ok(self.exchange_with_fds(NO_COMMUNICATOR, &[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
+        Ok(self
+            .exchange_with_fds(NO_COMMUNICATOR, &[], fds, deadline)?
+            .into_iter()
+            .map(|given| given.fds)
+            .collect())
     }
 
     /// Returns when every rank has come here.

@@ -174,7 +174,10 @@ mod tests {
             // Its peers take that step next, so nobody here takes another, whatever becomes of the
             // one in progress.
             let refused = || {
-                steps.take(OWN, ("exchange", 0), after(60 * SECOND), |_| Ok(())).unwrap_err().to_string()
+                steps
+                    .take(OWN, ("exchange", 0), after(60 * SECOND), |_| Ok(()))
+                    .unwrap_err()
+                    .to_string()
             };
             let text = refused();
             assert!(

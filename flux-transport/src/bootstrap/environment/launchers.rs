@@ -88,9 +88,8 @@ fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     let local_rank = vars.below("LOCAL_RANK", local, "LOCAL_WORLD_SIZE")?;
     let rank = vars.below("RANK", world.get(), "WORLD_SIZE")?;
     let one_host = local == world.get();
-    let mut launch: Vec<OsString> = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"]
-        .map(|name| vars.value(name))
-        .into();
+    let mut launch: Vec<OsString> =
+        ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"].map(|name| vars.value(name)).into();
     if one_host {
         // Each agent counts the restarts of its own node, so the count names a launch of one agent
         // only. Ranks of several agents start when all agents have ended the ranks before.

@@ -333,7 +333,7 @@ impl Drop for ProcessControl {
     fn drop(&mut self) {
         if !self.shared.is_here() {
             // The monitor and the descriptor that stops it are the parent's.
-            std::mem::forget(self.monitor.take());
+            let _kept = self.monitor.take().map(|monitor| Box::leak(Box::new(monitor)));
             return;
         }
         // The counter of a fresh eventfd takes one write of one without fail.
