@@ -263,10 +263,9 @@ pub unsafe extern "C" fn flux_op_create(
         let spec = options.spec(comm.comm()?.limits)?;
         // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
         let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
-        // SAFETY: as above.
-        unsafe {
-            op.write(OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm }))
-        };
+        let made = OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm });
+        // SAFETY: the caller's place, as above.
+        unsafe { op.write(made) };
         Ok(())
     })
 }

@@ -36,7 +36,7 @@ pub(crate) fn heard<T: Send>(
             match result.recv_timeout(LOOK) {
                 Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Err(raised) = Python::attach(|py| py.check_signals()) {
+                    if let Err(raised) = Python::attach(Python::check_signals) {
                         end();
                         return Err(raised);
                     }
