@@ -13,10 +13,10 @@ use super::failure::GATHER;
 use crate::ConnectError;
 use crate::backends::failing;
 use crate::backends::reason;
+use crate::bootstrap::START;
 use crate::bootstrap::control::{
     Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of,
 };
-use crate::bootstrap::{self, START};
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
@@ -202,9 +202,10 @@ impl Communicator {
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
         let world: &World = &self.inner.world;
-        if let Some(environment) = world.environment() {
+        if let Some(joining) = world.joining_again() {
             // A replacement takes as long to start as any rank of a launch.
-            let joined = bootstrap::join(environment, Instant::now() + START.max(self.deadline()));
+            let deadline = Instant::now() + START.max(self.deadline());
+            let joined = pollster::block_on(joining.join(deadline));
             // Who is alive and did not come may have gone on with the survivors.
             let left_out_by =
                 || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());

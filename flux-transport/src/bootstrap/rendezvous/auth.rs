@@ -20,6 +20,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use rustix::io::Errno;
 use sha2::Sha256;
 
+use super::hello::HELLO_BYTES;
+use super::roster::MAX_PAYLOAD;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::random::random;
 use crate::bootstrap::secret::Secret;
@@ -32,7 +34,7 @@ const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const CHALLENGE_BYTES: usize = 8 + 16 + NONCE_BYTES;
 /// Most bytes of an answer's body.
-const MAX_BODY: usize = 256;
+const MAX_BODY: usize = HELLO_BYTES + MAX_PAYLOAD;
 pub(crate) const MAX_RESPONSE: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
 
 #[derive(Clone, Copy)]

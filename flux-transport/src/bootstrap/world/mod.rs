@@ -14,7 +14,7 @@ use crate::bootstrap::control::{
 };
 use crate::bootstrap::deadlines::{START, start_by};
 use crate::bootstrap::environment::Environment;
-use crate::bootstrap::join::join;
+use crate::bootstrap::mesh::Joining;
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,8 +36,8 @@ pub struct World {
 pub(crate) struct Membership {
     control: Arc<dyn ControlPlane>,
     local_rank: u32,
-    /// How a launcher placed the rank, where one did.
-    environment: Option<Environment>,
+    /// How the rank joined, and joins again; threads do not.
+    joining: Option<Joining>,
     /// Communicators connected so far. All ranks connect in one order, so a number names one
     /// communicator.
     communicators: AtomicU32,
@@ -61,9 +61,19 @@ impl World {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
+        pollster::block_on(Self::join(deadline))
+    }
+
+    /// As [`from_env_with`](Self::from_env_with), for asynchronous programs; dropping the future
+    /// ends the wait.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub async fn join(deadline: Duration) -> Result<Self, WorldError> {
         let environment = Environment::read()?;
-        let control = join(&environment, start_by(deadline))?;
-        Ok(Self::launched(environment, control))
+        let joining = Joining::new(&environment);
+        let control = joining.join(start_by(deadline)).await?;
+        Ok(Self::joined(environment.local_rank, joining, control))
     }
 
     /// Makes `n` ranks as threads of this process; move each into its thread.
@@ -86,26 +96,22 @@ impl World {
         Self::with(local_rank, control, None)
     }
 
-    /// A rank that a launcher has placed.
-    pub(crate) fn launched(environment: Environment, control: Arc<dyn ControlPlane>) -> Self {
-        Self::with(environment.local_rank, control, Some(environment))
+    /// A rank that has joined, and can do so again.
+    fn joined(local_rank: u32, joining: Joining, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(local_rank, control, Some(joining))
     }
 
     /// The same process or thread as a rank of another world.
     pub(crate) fn moved(&self, control: Arc<dyn ControlPlane>) -> Self {
-        Self::with(self.local_rank(), control, self.membership.environment.clone())
+        Self::with(self.local_rank(), control, self.joining_again())
     }
 
-    fn with(
-        local_rank: u32,
-        control: Arc<dyn ControlPlane>,
-        environment: Option<Environment>,
-    ) -> Self {
+    fn with(local_rank: u32, control: Arc<dyn ControlPlane>, joining: Option<Joining>) -> Self {
         Self {
             membership: Arc::new(Membership {
                 control,
                 local_rank,
-                environment,
+                joining,
                 communicators: AtomicU32::new(0),
             }),
             communicator: 0,
@@ -113,9 +119,10 @@ impl World {
         }
     }
 
-    /// How a launcher placed the rank.
-    pub(crate) fn environment(&self) -> Option<&Environment> {
-        self.membership.environment.as_ref()
+    /// How the rank joins the next generation of its launch.
+    pub(crate) fn joining_again(&self) -> Option<Joining> {
+        let joining = self.membership.joining.clone()?;
+        Some(Joining { generation: joining.generation + 1, ..joining })
     }
 
     /// A handle for the communicator about to be connected. The number is taken before the ranks

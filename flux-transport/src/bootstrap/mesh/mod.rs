@@ -1,5 +1,15 @@
-//! Connections between all ranks.
+//! Connections between all ranks, made with what they have exchanged.
+//!
+//! Invariant: a mesh has a connection to every other rank: to those of the same host by a Unix
+//! socket, which passes descriptors, to others by TCP, under a secret. So each rank sees every
+//! other's death by itself, whatever the rendezvous was.
 
+mod connect;
+mod deal;
+mod pairs;
+mod whereabouts;
+
+pub(crate) use self::connect::{Joining, Site};
 use super::control::Hosts;
 use super::link::Link;
 use super::socket;
@@ -24,7 +34,7 @@ impl Mesh {
         Self::across(rank, world, Hosts::one(world), links)
     }
 
-    pub(crate) fn across(
+    fn across(
         rank: Rank,
         world: WorldSize,
         hosts: Hosts,
