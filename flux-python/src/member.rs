@@ -8,7 +8,7 @@ use crate::ops::{Call, Limits, Ops};
 use crate::signals::{INTERRUPTED, heard, raise_later};
 use flux_ops::Location;
 use flux_ops::binding::{Class, Handles, OfProcess};
-use flux_transport::{Communicator, World};
+use flux_transport::{Communicator, ConnectError, Options, World};
 use pyo3::PyResult;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -115,16 +115,21 @@ pub(crate) fn close_all() {
     drop(LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Connects in the launcher's world, which it joins first where this process has not.
-pub(crate) fn connect_launched(
+/// Connects in the launcher's world, which it joins first where this process has not. One that fell
+/// out of step is left, also when the future is dropped.
+#[expect(clippy::await_holding_lock, reason = "the future is polled on one thread to its end")]
+pub(crate) async fn connect_launched(
     deadline: Duration,
-    connect: impl FnOnce(&World) -> Result<Communicator, Error>,
+    options: Options,
 ) -> Result<Communicator, Error> {
     let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
     let world = match launched.take() {
         Some(world) if world.get().is_ok() => world,
-        _ => OfProcess::new(World::from_env_with(deadline).map_err(of_world)?),
+        _ => OfProcess::new(World::join(deadline).await.map_err(of_world)?),
     };
-    let world = launched.insert(world);
-    connect(here(world)?)
+    let connected = Communicator::connect(here(&world)?, options).await;
+    if !matches!(connected, Err(ConnectError::Control(_))) {
+        *launched = Some(world);
+    }
+    Ok(connected?)
 }

@@ -7,8 +7,11 @@
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use std::panic::resume_unwind;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::thread::{self, Builder};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Builder, Thread};
 use std::time::Duration;
 
 /// How often the main thread looks for signals.
@@ -36,7 +39,7 @@ pub(crate) fn heard<T: Send>(
             match result.recv_timeout(LOOK) {
                 Ok(value) => return Ok(value),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Err(raised) = Python::attach(Python::check_signals) {
+                    if let Err(raised) = Python::attach(look) {
                         end();
                         return Err(raised);
                     }
@@ -50,6 +53,32 @@ pub(crate) fn heard<T: Send>(
     })
 }
 
+/// Waits for a future without the interpreter's lock; a signal drops it, which ends its waits.
+///
+/// # Errors
+/// What a handler has raised.
+pub(crate) fn awaited<T>(future: impl Future<Output = T>) -> Result<T, PyErr> {
+    let (mut future, waker) = (pin!(future), Waker::from(Arc::new(Unpark(thread::current()))));
+    let (mut context, main) = (Context::from_waker(&waker), is_main_thread());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return Ok(value);
+        }
+        thread::park_timeout(LOOK);
+        if main {
+            Python::attach(look)?;
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 /// Has Python raise on its main thread, behind a kernel's error, what a handler raised in the call.
 pub(crate) fn raise_later(raised: PyErr) {
     Python::attach(|py| {
@@ -60,6 +89,11 @@ pub(crate) fn raise_later(raised: PyErr) {
             raised.write_unraisable(py, None);
         }
     });
+}
+
+/// Runs the handlers of signals that have come.
+fn look(py: Python<'_>) -> PyResult<()> {
+    py.check_signals()
 }
 
 /// Whether Python runs handlers of signals on this thread.

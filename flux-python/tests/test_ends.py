@@ -1,4 +1,4 @@
-"""How ranks end: workers of a fork, Ctrl-C in a wait. Without torch."""
+"""How ranks meet and end: groups, workers of a fork, Ctrl-C in a wait. Without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,109 @@ if __name__ == "__main__":
     ends_well(run(program))
 
 
+GROUP = """
+import os, sys, time, types
+from pathlib import Path
+import flux_tp
+
+number, folder, times = int(sys.argv[1]), Path(sys.argv[2]), 0
+
+def all_gather_object(given, payload, group=None):
+    # As torch's, over files.
+    global times
+    times += 1
+    part = folder / f"{number}.part"
+    part.write_bytes(payload)
+    part.rename(folder / f"{times}-{number}")
+    for rank in range(len(given)):
+        path = folder / f"{times}-{rank}"
+        while not path.exists():
+            time.sleep(0.001)
+        given[rank] = path.read_bytes()
+
+dist = types.ModuleType("torch.distributed")
+dist.get_rank, dist.get_world_size, dist.all_gather_object = lambda group: number, lambda group: 2, all_gather_object
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch.distributed"] = sys.modules["torch"].distributed = dist
+
+def connect(transport="host"):
+    connected = flux_tp._comm._connect_group(object(), transport, 10.0, None, None, (64, 0, False))
+    return flux_tp.Communicator(connected, 64, None)
+"""
+
+
+def grouped(number: int, folder: str, program: str, *before: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", GROUP + program, str(number), folder],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="flux-test-") as folder:
+        yield Path(folder)
+
+
+def test_groups_that_meet_and_close_leave_no_folder(short: Path) -> None:
+    program = """
+for _ in range(20):
+    with connect() as comm:
+        comm.barrier()
+"""
+    (short / "exchange").mkdir()
+    (short / "tmp").mkdir()
+    where = {"TMPDIR": str(short / "tmp"), "XDG_RUNTIME_DIR": str(short / "tmp")}
+    for process in [grouped(number, str(short / "exchange"), program, **where) for number in range(2)]:
+        ends_well(process)
+    assert not list((short / "tmp").iterdir())
+
+
+def test_ranks_without_a_common_folder_are_on_hosts_apart(short: Path) -> None:
+    apart = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$TMPDIR" && exec "$0" "$@"']
+    (short / "exchange").mkdir()
+    (short / "tmp").mkdir()
+    where = {"TMPDIR": str(short / "tmp"), "XDG_RUNTIME_DIR": ""}
+    if subprocess.run([*apart, "true"], env=os.environ | where, capture_output=True).returncode:
+        pytest.skip("this user may not mount a folder of its own")
+    program = """
+began = time.monotonic()
+try:
+    connect()
+except flux_tp.ConnectError as error:
+    assert "are on different hosts" in str(error), error
+    assert time.monotonic() - began < 5
+else:
+    raise AssertionError("memory was shared")
+"""
+    ranks = [grouped(number, str(short / "exchange"), program, *apart[: 5 * number], **where) for number in range(2)]
+    for process in ranks:
+        ends_well(process)
+
+
+def test_a_rank_that_cannot_be_met_tells_the_others_at_once(tmp_path: Path) -> None:
+    program = """
+began = time.monotonic()
+try:
+    connect()
+except flux_tp.ConnectError as error:
+    assert "192.0.2.7" in str(error), error
+    assert ("rank 1 cannot be met" in str(error)) == (number == 0), error
+    assert time.monotonic() - began < 5
+else:
+    raise AssertionError("no host has this address")
+"""
+    ranks = [
+        grouped(number, str(tmp_path), program, FLUX_ADDRESS="192.0.2.7" if number else "") for number in range(2)
+    ]
+    for process in ranks:
+        ends_well(process)
+
+
 INTERRUPTED = """
 import signal
 print("waits", flush=True)
@@ -148,3 +252,23 @@ def test_ctrl_c_ends_a_wait_and_the_peers_are_told(wait: str) -> None:
     ends_well(told)
     ends_well(waits)
     assert line.startswith("ended ") and late < SOON, (line, late)
+
+
+def test_ctrl_c_ends_the_wait_of_init() -> None:
+    program = """
+try:
+    print("waits", flush=True)
+    rank(0, "")
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+    process = run(program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.5)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    line = process.stdout.readline()
+    late = time.monotonic() - began
+    ends_well(process)
+    assert line == "ended\n" and late < SOON, (line, late)

@@ -102,6 +102,7 @@ impl From<&ControlError> for Error {
             ControlError::Aborted { rank, reason } => {
                 Self { reason: Some(*reason), ..Self::of_ranks(Class::Aborted, message, [*rank]) }
             }
+            ControlError::OtherHost { .. } => Self::new(Class::Connect, message),
             ControlError::Protocol { rank, .. } => {
                 Self::of_ranks(Class::Disagreed, message, [*rank])
             }

@@ -6,7 +6,7 @@
 use super::automatic::automatic;
 use super::communicator::Communicator;
 use super::open::{host, mixed, nccl, nvlink, pcie};
-use crate::backends::asked;
+use crate::backends::{asked, reason};
 use crate::bootstrap::control::{Disagreed, Step, agree_at};
 use crate::bootstrap::unblock::unblock;
 use crate::{ConnectError, Options, Select, World};
@@ -29,13 +29,14 @@ impl Communicator {
     /// hangs there ends no rank. Without either a thread of this process proves it.
     ///
     /// # Cancellation
-    /// Dropping the future does not stop its thread, which connects and drops the communicator.
+    /// Dropping the future ends its waits, and the other ranks' with
+    /// [`ControlError::Aborted`](crate::ControlError::Aborted).
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
     pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
-        let (world, options) = (world.share(), options.into());
-        on_own_thread(world.rank(), move || connect(&world, &options, None)).await
+        let (world, options) = (world.connecting(), options.into());
+        connect_on_thread(world, move |world| connect(world, &options, None)).await
     }
 
     /// As [`connect`](Self::connect), on this thread.
@@ -46,17 +47,17 @@ impl Communicator {
         world: &World,
         options: impl Into<Options>,
     ) -> Result<Self, ConnectError> {
-        connect(world, &options.into(), None)
+        connect(&world.connecting(), &options.into(), None)
     }
 }
 
-/// Connects on this thread; whose successor this is, by its line, is said where it is known.
+/// Connects on this thread, as the communicator that `world` [counts](World::connecting); whose
+/// successor this is, by its line, is said where it is known.
 pub(super) fn connect(
     world: &World,
     options: &Options,
     line: Option<u32>,
 ) -> Result<Communicator, ConnectError> {
-    let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     // Set for the ranks of a launch, one of which may well have a world of its own beside.
@@ -177,7 +178,29 @@ fn differences(answers: &[String]) -> Option<String> {
     )
 }
 
-/// Connects on a thread of its own, since bootstrap blocks.
+/// Connects on a thread of its own, since the steps block. Dropping the future aborts them.
+async fn connect_on_thread(
+    world: World,
+    connect: impl FnOnce(&World) -> Result<Communicator, ConnectError> + Send + 'static,
+) -> Result<Communicator, ConnectError> {
+    let mut wanted = AbortOnDrop(Some(world.share()));
+    let connected = on_own_thread(world.rank(), move || connect(&world)).await;
+    wanted.0 = None;
+    connected
+}
+
+/// Ends the steps of a communicator that nobody waits for any more.
+struct AbortOnDrop(Option<World>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        if let Some(world) = &self.0 {
+            world.control().abort(world.communicator(), reason::INTERRUPTED);
+        }
+    }
+}
+
+/// Runs on a thread of its own what blocks.
 pub(super) async fn on_own_thread(
     rank: Rank,
     connect: impl FnOnce() -> Result<Communicator, ConnectError> + Send + 'static,
@@ -237,7 +260,8 @@ mod tests {
             };
             let deadline = Instant::now() + AMPLE;
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
-            connect(&World::new(rank, control), &select.into(), None).map(|comm| comm.explain())
+            connect(&World::new(rank, control).connecting(), &select.into(), None)
+                .map(|comm| comm.explain())
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();

@@ -95,7 +95,14 @@ impl Communicator {
         match how {
             Rebuild::Survivors => {
                 let Regrouped { control, members } = self.survivors()?;
-                let named = |error| OldNumbers::new(&members).connect_error(error);
+                // A leader that was stopped meanwhile may make a group that the others have left.
+                let named = |error| {
+                    let left_out_by = self.inner.world.control().left_out_by();
+                    left_out_by.map_or_else(
+                        || OldNumbers::new(&members).connect_error(error),
+                        |by| ConnectError::GivenUp { by },
+                    )
+                };
                 self.connect_in(control)
                     .map_err(named)
                     .inspect_err(|error| self.stopped_in_connecting(error))
@@ -106,7 +113,7 @@ impl Communicator {
 
     fn connect_in(&self, control: Arc<dyn ControlPlane>) -> Result<Self, ConnectError> {
         let inner = &self.inner;
-        let world = inner.world.moved(control);
+        let world = inner.world.moved(control).connecting();
         connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
 
