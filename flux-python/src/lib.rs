@@ -113,7 +113,7 @@ mod _native {
         }
         let group = Arc::new(GroupRendezvous::new(exchange));
         let connect = async {
-            let world = builder.meet(group.clone()).await?;
+            let world = builder.meet(Arc::<GroupRendezvous>::clone(&group)).await?;
             Ok::<_, Error>(Communicator::connect(&world, options).await?)
         };
         let comm = py.detach(|| awaited(connect))?;

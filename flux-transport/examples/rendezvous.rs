@@ -3,6 +3,8 @@
 //!
 //! `cargo run -p flux-tp-transport --example rendezvous` starts three ranks as processes.
 
+#![allow(clippy::print_stdout, reason = "an example says what it does")]
+
 use async_trait::async_trait;
 use flux_transport::{BootstrapError, Communicator, Rank, Rendezvous, Select, World, WorldSize};
 use std::error::Error;

@@ -206,7 +206,6 @@ fn each_rebuild_of_the_whole_is_the_next_generation() {
 /// The entry of the processes that the tests start.
 #[test]
 #[ignore = "run by the tests that start it, in processes of their own"]
-#[expect(clippy::print_stdout, reason = "read by the test that started this process")]
 fn as_the_role_says() {
     let variable = |name: &str| std::env::var(name).unwrap();
     let rank: u32 = variable("TEST_RANK").parse().unwrap();

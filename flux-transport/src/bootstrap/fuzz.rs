@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 
 use flux_core::{Rank, WorldSize};
 
+use super::connection::Connection;
 use super::environment::Environment;
-use super::link::Link;
 use super::process::frame::{self, MAX_FRAME};
 use super::rendezvous::auth::{Challenge, Response};
 use super::rendezvous::hello::{Hello, Reply};
@@ -74,7 +74,7 @@ pub fn stream(bytes: &[u8]) -> bool {
     let Some((&piece, bytes)) = bytes.split_first() else { return false };
     let (mut peer, socket) = UnixStream::pair().expect("a pair of sockets");
     socket.set_nonblocking(true).expect("a socket can be set so");
-    let link = Link::tcp(socket.into());
+    let link = Connection::tcp(socket.into());
     let (mut came, mut buffer) = (Vec::new(), vec![0; MAX_FRAME]);
     // False where no more can come.
     let mut take = |came: &mut Vec<Vec<u8>>| loop {

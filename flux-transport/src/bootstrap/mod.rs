@@ -17,6 +17,7 @@
 //! removes the name
 //! ```
 
+mod connection;
 pub(crate) mod control;
 mod credentials;
 mod deadlines;
@@ -28,7 +29,6 @@ pub(crate) mod fuzz;
 mod host_id;
 mod join;
 pub(crate) mod launch;
-mod link;
 mod mesh;
 mod names;
 mod process;

@@ -3,7 +3,7 @@
 //! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a
 //! fault, no call begins.
 
-use super::attachments::Attachments;
+use super::attachments::{Attachments, CommunicatorMemory};
 use super::failure::Failure;
 use super::flight::Flight;
 use super::health::Health;
@@ -13,11 +13,12 @@ use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
 use crate::cuda::keep;
 use crate::{
-    Capabilities, ControlError, Device, Options, TransportError, TransportKind, WorkspaceView,
-    World,
+    Capabilities, ControlError, Device, HeldBytes, Options, TransportError, TransportKind,
+    WorkspaceView, World,
 };
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -268,6 +269,32 @@ impl Communicator {
     /// [`TransportError::Cuda`] if the device has failed.
     pub fn drain(&self) -> Result<(), TransportError> {
         self.inner.health.transport().drain()
+    }
+
+    /// The attachment of type `T`, as the first caller has made it. It is dropped after the last
+    /// call has ended, with the communicator.
+    #[doc(hidden)]
+    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        self.inner.attachments.get_or_make(make)
+    }
+
+    /// Says what an attachment holds by this name, in place of what was said before.
+    #[doc(hidden)]
+    pub fn holds(&self, name: &'static str, held: HeldBytes) {
+        self.inner.attachments.holds(name, held);
+    }
+
+    /// What this rank's communicator holds: the workspace, and what its ops share.
+    ///
+    /// ```
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// assert!(comm.memory().to_string().starts_with("workspace: "));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn memory(&self) -> CommunicatorMemory {
+        let workspace = self.inner.health.transport().held();
+        CommunicatorMemory { workspace, ops: self.inner.attachments.held() }
     }
 
     /// Ends every wait of this communicator on all ranks, in calls and collective steps, and breaks

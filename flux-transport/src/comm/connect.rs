@@ -52,11 +52,11 @@ impl Communicator {
 }
 
 /// Connects on this thread, as the communicator that `world` [counts](World::connecting); whose
-/// successor this is, by its line, is said where it is known.
+/// successor this is, by its lineage, is said where it is known.
 pub(super) fn connect(
     world: &World,
     options: &Options,
-    line: Option<u32>,
+    lineage: Option<u32>,
 ) -> Result<Communicator, ConnectError> {
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
@@ -66,7 +66,7 @@ pub(super) fn connect(
         .and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected
         .as_ref()
-        .map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
+        .map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, lineage));
     // A refused deadline cannot bound the step that refuses it.
     let deadline = if options.deadline.is_zero() {
         Options::default().deadline
@@ -88,8 +88,8 @@ pub(super) fn connect(
     // A replacement hears of it from the others.
     let world = &answers
         .iter()
-        .find_map(|answer| line_of(answer))
-        .map_or_else(|| world.share(), |line| world.of_line(line));
+        .find_map(|answer| lineage_of(answer))
+        .map_or_else(|| world.share(), |lineage| world.of_lineage(lineage));
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -124,11 +124,11 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
 
 const SEPARATOR: &str = " | ";
 
-/// Of which line a communicator is to be, before its number.
+/// Of which lineage a communicator is to be, before its number.
 const REBUILD: &str = "rebuild of communicator ";
 
 /// What all ranks must ask for alike, in words that an error can show.
-fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
+fn terms(select: Select, options: &Options, lineage: Option<u32>) -> String {
     let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let mut terms = vec![
@@ -142,11 +142,11 @@ fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
         format!("{reserve:?}"),
     ];
     // Last: a replacement says nothing of what it does not know.
-    terms.extend(line.map(|line| format!("{REBUILD}{line}")));
+    terms.extend(lineage.map(|lineage| format!("{REBUILD}{lineage}")));
     terms.join(SEPARATOR)
 }
 
-fn line_of(answer: &str) -> Option<u32> {
+fn lineage_of(answer: &str) -> Option<u32> {
     answer.rsplit(SEPARATOR).next()?.strip_prefix(REBUILD)?.parse().ok()
 }
 
@@ -373,33 +373,35 @@ mod tests {
         assert_eq!(rebuild([Some(1), None, Some(0)]).unwrap(), differ);
     }
 
-    /// Two ranks that connect, each as the successor of a line where it knows one.
-    fn connected(worlds: &[World], lines: [Option<u32>; 2]) -> Vec<Communicator> {
+    /// Two ranks that connect, each as the successor of a lineage where it knows one.
+    fn connected(worlds: &[World], lineages: [Option<u32>; 2]) -> Vec<Communicator> {
         std::thread::scope(|scope| {
-            let rank = |(world, line)| {
-                scope.spawn(move || connect(world, &Select::Host.into(), line).unwrap())
+            let rank = |(world, lineage)| {
+                let world = World::connecting(world);
+                scope.spawn(move || connect(&world, &Select::Host.into(), lineage).unwrap())
             };
-            let ranks: Vec<_> = worlds.iter().zip(lines).map(rank).collect();
+            let ranks: Vec<_> = worlds.iter().zip(lineages).map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
 
     #[test]
-    fn ranks_that_have_rebuilt_a_communicator_more_or_less_often_are_of_its_line() {
-        let line = |comm: &Communicator| (comm.inner.world.communicator(), comm.inner.world.line());
+    fn ranks_that_have_rebuilt_a_communicator_more_or_less_often_are_of_its_lineage() {
+        let lineage =
+            |comm: &Communicator| (comm.inner.world.communicator(), comm.inner.world.lineage());
         let old = World::local(2).unwrap();
         connected(&old, [None; 2]);
         let second = connected(&old, [None; 2]);
-        assert_eq!(second.iter().map(line).collect::<Vec<_>>(), [(1, 1); 2]);
+        assert_eq!(second.iter().map(lineage).collect::<Vec<_>>(), [(1, 1); 2]);
         // The first rank rebuilds it, with a replacement.
-        let rebuilt = connected(&World::local(2).unwrap(), [Some(line(&second[0]).1), None]);
-        assert_eq!(rebuilt.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
+        let rebuilt = connected(&World::local(2).unwrap(), [Some(lineage(&second[0]).1), None]);
+        assert_eq!(rebuilt.iter().map(lineage).collect::<Vec<_>>(), [(0, 1); 2]);
         // The second has not, and both do.
         let again = connected(
             &World::local(2).unwrap(),
-            [Some(line(&rebuilt[0]).1), Some(line(&second[1]).1)],
+            [Some(lineage(&rebuilt[0]).1), Some(lineage(&second[1]).1)],
         );
-        assert_eq!(again.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
+        assert_eq!(again.iter().map(lineage).collect::<Vec<_>>(), [(0, 1); 2]);
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl Communicator {
     fn connect_in(&self, control: Arc<dyn ControlPlane>) -> Result<Self, ConnectError> {
         let inner = &self.inner;
         let world = inner.world.moved(control).connecting();
-        connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
+        connect(&world, &inner.options, Some(inner.world.lineage())).inspect_err(|_| disown(&world))
     }
 
     /// Breaks this communicator, tells the peers, and waits until this rank's calls have ended.

@@ -14,7 +14,7 @@ use super::steps::Steps;
 use crate::sync::locked;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use state::{Content, NewEnd, Post, PostSlot, Presence, Shared};
+use state::{Content, NewEnd, Post, PostSlot, Presence, ThreadGroup};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
@@ -22,13 +22,13 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct LocalControl {
     rank: Rank,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadGroup>,
 }
 
 impl LocalControl {
     /// The ends of a world, by rank.
     pub(crate) fn world_of(world: WorldSize) -> Vec<Self> {
-        let shared = Arc::new(Shared::new(world));
+        let shared = Arc::new(ThreadGroup::new(world));
         world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
     }
 

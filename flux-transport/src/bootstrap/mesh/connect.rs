@@ -19,11 +19,11 @@ use flux_core::{Rank, WorldSize};
 
 use super::whereabouts::{self, Whereabouts};
 use super::{Mesh, deal, pairs};
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::{ControlPlane, Hosts};
 use crate::bootstrap::environment::{Address, Environment, HostPlace, Place};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::host_id::{HOST_ID_BYTES, HostId};
-use crate::bootstrap::link::Link;
 use crate::bootstrap::process::ProcessControl;
 use crate::bootstrap::random::random;
 use crate::bootstrap::rendezvous::{
@@ -175,7 +175,7 @@ impl Site {
         };
         let neighbours = group.iter().copied().filter(|&peer| peer != rank).collect::<Vec<_>>();
         let sockets = deal::sockets(&HostGroup { rank, world, group, place }, deadline)?;
-        links.extend(neighbours.into_iter().zip(sockets.into_iter().map(Link::Unix)));
+        links.extend(neighbours.into_iter().zip(sockets.into_iter().map(Connection::Unix)));
         Ok(Mesh::across(rank, world, hosts, links))
     }
 }

@@ -10,8 +10,8 @@ mod pairs;
 mod whereabouts;
 
 pub(crate) use self::connect::{Joining, Site};
+use super::connection::Connection;
 use super::control::Hosts;
-use super::link::Link;
 use super::socket;
 use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
@@ -23,14 +23,14 @@ pub(crate) struct Mesh {
     pub(crate) rank: Rank,
     pub(crate) world: WorldSize,
     pub(crate) hosts: Hosts,
-    pub(crate) links: Vec<Option<Link>>,
+    pub(crate) links: Vec<Option<Connection>>,
 }
 
 impl Mesh {
     /// Takes the sockets to the other ranks, all of this host, in rank order.
     pub(crate) fn new(rank: Rank, world: WorldSize, sockets: Vec<OwnedFd>) -> Self {
         let peers = world.ranks().filter(|&peer| peer != rank);
-        let links = peers.zip(sockets.into_iter().map(Link::Unix));
+        let links = peers.zip(sockets.into_iter().map(Connection::Unix));
         Self::across(rank, world, Hosts::one(world), links)
     }
 
@@ -38,9 +38,9 @@ impl Mesh {
         rank: Rank,
         world: WorldSize,
         hosts: Hosts,
-        connected: impl IntoIterator<Item = (Rank, Link)>,
+        connected: impl IntoIterator<Item = (Rank, Connection)>,
     ) -> Self {
-        let mut links: Vec<Option<Link>> = world.ranks().map(|_| None).collect();
+        let mut links: Vec<Option<Connection>> = world.ranks().map(|_| None).collect();
         for (peer, link) in connected {
             links[peer.index()] = Some(link);
         }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::Hosts;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::hello::{Hello, PROTOCOL};
 use crate::bootstrap::rendezvous::{self, LaunchKey, Listener};
@@ -38,7 +38,7 @@ impl Caller {
         hosts: &Hosts,
         listener: OwnedFd,
         deadline: Instant,
-    ) -> Result<Vec<(Rank, Link)>, BootstrapError> {
+    ) -> Result<Vec<(Rank, Connection)>, BootstrapError> {
         let elsewhere = self.world.ranks().filter(|&peer| !hosts.together(self.rank, peer));
         let (lower, mut higher): (Vec<Rank>, Vec<Rank>) =
             elsewhere.partition(|&peer| peer < self.rank);
@@ -83,12 +83,12 @@ impl Caller {
         Ok(links)
     }
 
-    fn call(&self, peer: Rank, deadline: Instant) -> Result<Link, BootstrapError> {
+    fn call(&self, peer: Rank, deadline: Instant) -> Result<Connection, BootstrapError> {
         let LaunchKey { secret, launch } = &self.key;
         let address = self.addresses[peer.index()];
         let hello = Hello::of(self.rank, self.world, *launch).encode();
         loop {
-            let called = tcp::connect(address, deadline).map(Link::tcp).and_then(|link| {
+            let called = tcp::connect(address, deadline).map(Connection::tcp).and_then(|link| {
                 // The peer may have lower ranks to call first.
                 let proven = auth::greet(&link, *launch, deadline)
                     .and_then(|challenge| auth::prove(&link, secret, &challenge, &hello, deadline));
@@ -150,7 +150,7 @@ mod tests {
         std::thread::scope(|scope| {
             // Rank 1, with another secret.
             scope.spawn(|| {
-                let link = Link::tcp(tcp::connect(address, deadline).unwrap());
+                let link = Connection::tcp(tcp::connect(address, deadline).unwrap());
                 let challenge = auth::greet(&link, 7, deadline).unwrap();
                 let hello = Hello::of(Rank::new(1), world, 7).encode();
                 assert!(matches!(

@@ -93,7 +93,9 @@ pub(super) fn name_and_secret(
     let digest = |purpose: &[u8], secret: &[u8]| -> [u8; 32] {
         let mut hash = Sha256::new();
         hash.update(purpose);
-        all.iter().for_each(|rank| hash.update(rank.encode()));
+        for rank in all {
+            hash.update(rank.encode());
+        }
         hash.update(secret);
         hash.finalize().into()
     };

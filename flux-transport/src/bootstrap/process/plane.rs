@@ -15,9 +15,9 @@ use flux_core::{Rank, WorldSize};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::endpoint::{Arrived, Endpoint, PeerEnd};
 use super::frame::{Header, Kind, MAX_BODY};
 use super::regroup::NewGroup;
-use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
     Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, NO_COMMUNICATOR,
     Notice, REGROUPING, Regrouped, Watcher, mask_of, ranks_of,
@@ -30,7 +30,7 @@ use crate::bootstrap::socket::MAX_DESCRIPTORS;
 pub(crate) struct ProcessControl {
     pub(crate) world: WorldSize,
     hosts: Hosts,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) endpoint: Arc<Endpoint>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
 }
@@ -41,8 +41,8 @@ impl ProcessControl {
         let Mesh { rank, world, hosts, links } = mesh;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(BootstrapError::io("making the descriptor that stops the monitor"))?;
-        let shared = Arc::new(Shared::new(rank, links, stop));
-        let theirs = Arc::clone(&shared);
+        let endpoint = Arc::new(Endpoint::new(rank, links, stop));
+        let theirs = Arc::clone(&endpoint);
         let monitor = std::thread::Builder::new()
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
@@ -53,14 +53,14 @@ impl ProcessControl {
         Ok(Self {
             world,
             hosts,
-            shared,
+            endpoint,
             said_goodbye: AtomicBool::new(false),
             monitor: Some(monitor),
         })
     }
 
     fn own_fault(&self, detail: String) -> ControlError {
-        ControlError::Protocol { rank: self.shared.rank, detail }
+        ControlError::Protocol { rank: self.endpoint.rank, detail }
     }
 
     /// One step: the peers' frames by rank, none for this rank.
@@ -89,7 +89,7 @@ impl ProcessControl {
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
-        let Shared { rank, steps, .. } = &*self.shared;
+        let Endpoint { rank, steps, .. } = &*self.endpoint;
         steps.take(*rank, (kind.name(), communicator), deadline, |sequence| {
             let header = Header { kind, descriptors, sequence };
             self.send_all(header, body, fds, deadline)?;
@@ -109,14 +109,14 @@ impl ProcessControl {
         let without = Header { descriptors: 0, ..header }.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
         let (before, after): (Vec<_>, Vec<_>) =
-            self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
+            self.endpoint.peers().partition(|&(rank, _)| rank < self.endpoint.rank);
         for (rank, link) in after.into_iter().chain(before) {
-            let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) {
+            let (bytes, fds) = if self.hosts.together(self.endpoint.rank, rank) {
                 (&bytes, fds)
             } else {
                 (&without, &[][..])
             };
-            self.shared.steps.awaits([rank]);
+            self.endpoint.steps.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
@@ -134,12 +134,12 @@ impl ProcessControl {
     }
 
     fn how_ended(&self, rank: Rank, deadline: Instant) -> ControlError {
-        let (mut inbox, mut looked) = (self.shared.inbox(), false);
+        let (mut inbox, mut looked) = (self.endpoint.inbox(), false);
         loop {
             if let Some(end) = &inbox.peers[rank.index()].end {
                 return ended(rank, end);
             }
-            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+            let Some(changed) = self.endpoint.wait(inbox, deadline, &mut looked) else {
                 return ended(rank, &PeerEnd::Lost);
             };
             inbox = changed;
@@ -154,10 +154,10 @@ impl ProcessControl {
         deadline: Instant,
     ) -> Result<Vec<Option<Arrived>>, ControlError> {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
-        let (mut inbox, mut looked) = (self.shared.inbox(), false);
+        let (mut inbox, mut looked) = (self.endpoint.inbox(), false);
         loop {
             let mut missing = 0;
-            for (rank, _) in self.shared.peers() {
+            for (rank, _) in self.endpoint.peers() {
                 let place = &mut frames[rank.index()];
                 if place.is_some() {
                     continue;
@@ -170,7 +170,7 @@ impl ProcessControl {
                                 |(kind, sequence)| format!("step {sequence} ({})", kind.name()),
                             );
                         let detail =
-                            format!("it is at {theirs}, rank {} is at {ours}", self.shared.rank);
+                            format!("it is at {theirs}, rank {} is at {ours}", self.endpoint.rank);
                         return Err(ControlError::Protocol { rank, detail });
                     }
                     *place = Some(frame);
@@ -183,11 +183,11 @@ impl ProcessControl {
             if missing == 0 {
                 return Ok(frames);
             }
-            if let Some(aborted) = self.shared.steps.aborted(communicator) {
+            if let Some(aborted) = self.endpoint.steps.aborted(communicator) {
                 return Err(aborted);
             }
-            self.shared.steps.awaits(ranks_of(missing));
-            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+            self.endpoint.steps.awaits(ranks_of(missing));
+            let Some(changed) = self.endpoint.wait(inbox, deadline, &mut looked) else {
                 return Err(timeout(header.kind, ranks_of(missing)));
             };
             inbox = changed;
@@ -209,7 +209,7 @@ fn ended(rank: Rank, end: &PeerEnd) -> ControlError {
 
 impl ControlPlane for ProcessControl {
     fn rank(&self) -> Rank {
-        self.shared.rank
+        self.endpoint.rank
     }
 
     fn world(&self) -> WorldSize {
@@ -259,7 +259,7 @@ impl ControlPlane for ProcessControl {
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {
-        let mut inbox = self.shared.inbox();
+        let mut inbox = self.endpoint.inbox();
         inbox.watchers.push(Weak::clone(&watcher));
         let lost: Vec<Rank> = self
             .world
@@ -278,42 +278,43 @@ impl ControlPlane for ProcessControl {
 
     fn goodbye(&self) {
         if !self.said_goodbye.swap(true, Ordering::Relaxed) {
-            self.shared.part(Kind::Goodbye, &[]);
+            self.endpoint.part(Kind::Goodbye, &[]);
         }
     }
 
     fn abort(&self, communicator: u32, reason: u32) {
-        self.shared.abort_steps(communicator, self.shared.rank, reason);
-        self.shared.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
+        self.endpoint.abort_steps(communicator, self.endpoint.rank, reason);
+        self.endpoint.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
     }
 
     fn depart(&self, communicator: u32, last: Epoch) {
-        self.shared.part(Kind::Depart, &[communicator, last.get()].map(u32::to_le_bytes).concat());
+        self.endpoint
+            .part(Kind::Depart, &[communicator, last.get()].map(u32::to_le_bytes).concat());
     }
 
     fn give_up(&self, what: &GaveUp) {
-        self.shared.part(Kind::GaveUp, &what.encode());
+        self.endpoint.part(Kind::GaveUp, &what.encode());
     }
 
     fn settle(&self) {
-        self.shared.settle();
+        self.endpoint.settle();
     }
 
     fn answer_with(&self, answerer: Weak<Answerer>) {
-        self.shared.inbox().questions.answer_with(answerer);
+        self.endpoint.inbox().questions.answer_with(answerer);
     }
 
     fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
-        self.shared.ask(communicator, deadline)
+        self.endpoint.ask(communicator, deadline)
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
         if let Some(peer) =
-            self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer))
+            self.world.ranks().find(|&peer| !self.hosts.together(self.endpoint.rank, peer))
         {
-            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+            return Err(ControlError::OtherHost { rank: self.endpoint.rank, peer });
         }
-        let NewGroup { mesh, members } = self.shared.regroup(without, deadline)?;
+        let NewGroup { mesh, members } = self.endpoint.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io {
             step: REGROUPING,
             source: std::io::Error::other(error),
@@ -325,19 +326,19 @@ impl ControlPlane for ProcessControl {
     }
 
     fn left_out_by(&self) -> Option<Rank> {
-        self.shared.left_out_by()
+        self.endpoint.left_out_by()
     }
 }
 
 impl Drop for ProcessControl {
     fn drop(&mut self) {
-        if !self.shared.is_here() {
+        if !self.endpoint.is_here() {
             // The monitor and the descriptor that stops it are the parent's.
             let _kept = self.monitor.take().map(|monitor| Box::leak(Box::new(monitor)));
             return;
         }
         // The counter of a fresh eventfd takes one write of one without fail.
-        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.endpoint.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()
             // A watcher can hold the last reference: then this is the monitor's own thread.
             && monitor.thread().id() != std::thread::current().id()

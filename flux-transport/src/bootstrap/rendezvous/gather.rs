@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use super::hello::{GIVING_UP, Hello, PROTOCOL, Refusal, Reply};
 use super::listener::{Caller, Listener};
 use super::roster::Roster;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::socket::{self, Received};
 
 /// How long ranks that have not come yet can still hear that the group does not form.
@@ -34,7 +34,7 @@ pub(crate) struct RankGroup {
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) rank: Rank,
-    pub(crate) link: Link,
+    pub(crate) link: Connection,
     pub(crate) said: Vec<u8>,
     pid: u32,
 }
@@ -254,7 +254,7 @@ impl<L: AsFd> Gathering<L> {
 }
 
 /// Answers who may be gone by now: then its connection says so at the next round.
-fn answer(link: &Link, reply: Reply) {
+fn answer(link: &Connection, reply: Reply) {
     if let Err(error) = link.send(&[&reply.encode()], &[], Instant::now() + ANSWER) {
         tracing::debug!(%error, "a rank did not hear its answer");
     }
@@ -274,7 +274,7 @@ mod tests {
         // All that they say is there before the leader looks: rank 1 has no more time, and rank 2
         // has come since.
         let comes = |rank: u32, gives_up: bool| {
-            let link = Link::Unix(socket::connect(&path).unwrap());
+            let link = Connection::Unix(socket::connect(&path).unwrap());
             link.send(&[&hello(rank).encode()], &[], Instant::now()).unwrap();
             if gives_up {
                 link.send(&[&GIVING_UP], &[], Instant::now()).unwrap();

@@ -14,11 +14,11 @@ use super::gather::{self, Member, RankGroup};
 use super::hello::{GIVING_UP, Hello, Reply};
 use super::listener::Listener;
 use super::roster::{MAX_PAYLOAD, MAX_ROSTER};
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::environment::HostPlace;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
-use crate::bootstrap::link::Link;
 use crate::bootstrap::socket::{self, Received};
 use crate::bootstrap::unblock::pause_for;
 
@@ -139,7 +139,7 @@ impl HostGroup {
                 self.leader()
             )));
         }
-        let link = Link::Unix(socket);
+        let link = Connection::Unix(socket);
         match link.send(&[&self.hello().encode(), payload], &[], deadline) {
             Ok(()) => {}
             Err(Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT) => return Ok(None),
@@ -160,8 +160,7 @@ impl HostGroup {
                 received.map_err(BootstrapError::io("listening to the first rank of this host"))?;
             let mut message = match received {
                 Received::Message(message) => message,
-                Received::Nothing => return Ok(None),
-                Received::End => return Ok(None),
+                Received::Nothing | Received::End => return Ok(None),
                 Received::Oversized => {
                     return Err(BootstrapError::Protocol(
                         "an answer of the leader is too long".to_owned(),

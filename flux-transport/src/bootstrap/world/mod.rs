@@ -28,7 +28,7 @@ pub struct World {
     communicator: u32,
     /// Identifies a communicator and its rebuilt successors, each of which is the first of a new
     /// world.
-    line: u32,
+    lineage: u32,
 }
 
 /// Says goodbye when nobody needs the rank's peers any more.
@@ -115,7 +115,7 @@ impl World {
                 communicators: AtomicU32::new(0),
             }),
             communicator: 0,
-            line: 0,
+            lineage: 0,
         }
     }
 
@@ -129,12 +129,12 @@ impl World {
     /// meet, so threads that connect at once are told apart.
     pub(crate) fn connecting(&self) -> Self {
         let communicator = self.membership.communicators.fetch_add(1, Ordering::Relaxed);
-        Self { communicator, line: communicator, ..self.share() }
+        Self { communicator, lineage: communicator, ..self.share() }
     }
 
-    /// A handle of the same communicator, which succeeds those of `line`.
-    pub(crate) fn of_line(&self, line: u32) -> Self {
-        Self { line, ..self.share() }
+    /// A handle of the same communicator, which succeeds those of `lineage`.
+    pub(crate) fn of_lineage(&self, lineage: u32) -> Self {
+        Self { lineage, ..self.share() }
     }
 
     /// Gives this handle's number back, as the ranks have not met to connect.
@@ -154,9 +154,9 @@ impl World {
         self.communicator
     }
 
-    /// Of which line of successors its communicator is.
-    pub(crate) const fn line(&self) -> u32 {
-        self.line
+    /// Of which lineage of successors its communicator is.
+    pub(crate) const fn lineage(&self) -> u32 {
+        self.lineage
     }
 
     /// The steps of this handle's communicator.
@@ -201,7 +201,7 @@ impl World {
         Self {
             membership: Arc::clone(&self.membership),
             communicator: self.communicator,
-            line: self.line,
+            lineage: self.lineage,
         }
     }
 }

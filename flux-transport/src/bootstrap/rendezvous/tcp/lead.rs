@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::TcpRendezvous;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::environment::NetworkPlace;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::names::FLUX_ADDRESS;
 use crate::bootstrap::rendezvous::auth;
 use crate::bootstrap::rendezvous::gather::{self, RankGroup};
@@ -106,8 +106,9 @@ impl TcpRendezvous {
     /// Whether a process of this launch listens there.
     fn is_taken_by_us(&self, place: SocketAddr, deadline: Instant) -> bool {
         let until = deadline.min(Instant::now() + PATIENCE);
-        tcp::connect(place, until)
-            .is_ok_and(|socket| auth::greet(&Link::tcp(socket), self.place.launch, until).is_ok())
+        tcp::connect(place, until).is_ok_and(|socket| {
+            auth::greet(&Connection::tcp(socket), self.place.launch, until).is_ok()
+        })
     }
 
     /// Waits for all ranks and tells each what all have given.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::TcpRendezvous;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
-use crate::bootstrap::link::Link;
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::hello::{GIVING_UP, Reply};
 use crate::bootstrap::rendezvous::listener::PATIENCE;
@@ -117,12 +117,17 @@ impl TcpRendezvous {
     }
 
     /// Says who this rank is and what it gives, to who proves to be this launch's rank 0.
-    fn introduce(&self, place: SocketAddr, payload: &[u8], until: Instant) -> Result<Link, Miss> {
+    fn introduce(
+        &self,
+        place: SocketAddr,
+        payload: &[u8],
+        until: Instant,
+    ) -> Result<Connection, Miss> {
         let socket = tcp::connect(place, until).map_err(|errno| match errno {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::CANCELED => Miss::System(errno),
             errno => Miss::Unreached(errno),
         })?;
-        let link = Link::tcp(socket);
+        let link = Connection::tcp(socket);
         let challenge = auth::greet(&link, self.place.launch, until)?;
         let body = [&self.hello().encode(), payload].concat();
         auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
@@ -132,7 +137,7 @@ impl TcpRendezvous {
     /// Waits for rank 0's roster; `None` if the connection ended without a verdict.
     fn await_roster(
         &self,
-        link: &Link,
+        link: &Connection,
         deadline: Instant,
         missing: &mut u64,
     ) -> Result<Option<Vec<Vec<u8>>>, BootstrapError> {

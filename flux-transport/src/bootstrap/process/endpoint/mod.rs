@@ -7,9 +7,9 @@ pub(super) use group::{GroupState, GroupVerdict, Outcome, Sockets};
 pub(super) use questions::Questions;
 
 use super::frame::{Header, Kind};
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::{Steps, Watcher};
 use crate::bootstrap::fork::NotForked;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::socket;
 use flux_core::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -79,13 +79,13 @@ impl Inbox {
 }
 
 /// The connections, shared by callers, who write, and the monitor, who reads.
-pub(crate) struct Shared {
+pub(crate) struct Endpoint {
     pub(crate) rank: Rank,
     /// The process that connected. A fork's copy says nothing in its name.
     process: u32,
     // Before the links, whose descriptors they name.
     _not_forked: Vec<NotForked>,
-    pub(crate) links: Vec<Option<Link>>,
+    pub(crate) links: Vec<Option<Connection>>,
     /// Becomes readable when the monitor is to stop.
     pub(crate) stop: OwnedFd,
     inbox: Mutex<Inbox>,
@@ -93,14 +93,14 @@ pub(crate) struct Shared {
     pub(crate) steps: Steps,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("rank", &self.rank).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    pub(crate) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
+impl Endpoint {
+    pub(crate) fn new(rank: Rank, links: Vec<Option<Connection>>, stop: OwnedFd) -> Self {
         let peers = links.iter().map(|_| PeerInbox::default()).collect();
         let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
         let not_forked = links.iter().flatten().map(|link| NotForked::new(link.as_fd())).collect();
@@ -126,7 +126,7 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Connection)> {
         (0..)
             .map(Rank::new)
             .zip(&self.links)
