@@ -11,6 +11,7 @@ use flux_core::{Rank, WorldSize};
 
 use super::connection::Connection;
 use super::environment::Environment;
+use super::mesh::whereabouts;
 use super::process::frame::{self, MAX_FRAME};
 use super::rendezvous::auth::{Challenge, Response};
 use super::rendezvous::hello::{Hello, Reply};
@@ -61,6 +62,8 @@ pub fn roster(bytes: &[u8]) -> bool {
         let world = WorldSize::new(world).expect("is a world size");
         if let Some(roster) = Roster::decode(bytes, world) {
             assert_eq!(roster.payloads.len(), world.index());
+            // Where each is, as its mesh reads it.
+            let _ = whereabouts::all(&roster.payloads);
             assert_eq!(Roster::decode(&roster.encode(), world), Some(roster));
             taken = true;
         }

@@ -170,6 +170,10 @@ impl Communicator {
     /// [`TransportError`], on every rank if on one; the workspace is then unchanged. May wait for a
     /// turn as [`begin`](Self::begin).
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
+        self.grow(size).map_err(|error| self.with_fault(error))
+    }
+
+    fn grow(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
         let steps = self.inner.world.steps();
@@ -249,11 +253,17 @@ impl Communicator {
     #[doc(hidden)]
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         let said = self.inner.world.steps().exchange_at(step, payload, self.until());
-        said.map_err(|error| match error {
-            // The fault says more.
-            ControlError::Aborted { .. } => self.working().err().unwrap_or(error.into()),
-            error => error.into(),
-        })
+        said.map_err(|error| self.with_fault(error.into()))
+    }
+
+    /// The error of a step, in place of which the fault says more where an abort has ended it.
+    fn with_fault(&self, error: TransportError) -> TransportError {
+        match error {
+            TransportError::Control(ControlError::Aborted { .. }) => {
+                self.working().err().unwrap_or(error)
+            }
+            error => error,
+        }
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.

@@ -7,7 +7,7 @@
 mod connect;
 mod deal;
 mod pairs;
-mod whereabouts;
+pub(super) mod whereabouts;
 
 pub(crate) use self::connect::{Joining, Site};
 use super::connection::Connection;

@@ -20,12 +20,12 @@ const BYTES: usize = HOST_ID_BYTES + 16 + 2 + RANDOM;
 
 /// Where a rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whereabouts {
-    pub(super) host: HostId,
+pub(crate) struct Whereabouts {
+    pub(crate) host: HostId,
     /// Where it listens to ranks of other hosts; of no meaning where there are none.
-    pub(super) address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Its part of what names and guards the mesh.
-    pub(super) random: [u8; RANDOM],
+    pub(crate) random: [u8; RANDOM],
 }
 
 impl Whereabouts {
@@ -70,7 +70,7 @@ pub(super) fn offer(own: Result<&Whereabouts, &BootstrapError>) -> Vec<u8> {
 /// # Errors
 /// [`BootstrapError::Peer`] with the words of the first that cannot be met;
 /// [`BootstrapError::Protocol`] for what is no offer.
-pub(super) fn all(given: &[Vec<u8>]) -> Result<Vec<Whereabouts>, BootstrapError> {
+pub(crate) fn all(given: &[Vec<u8>]) -> Result<Vec<Whereabouts>, BootstrapError> {
     let one = |(rank, given): (Rank, &Vec<u8>)| {
         if let Some(words) = given.strip_prefix(UNABLE) {
             let reason = String::from_utf8_lossy(words).into_owned();
