@@ -63,7 +63,7 @@ pub enum flux_rebuild {
 
 /// What ops are created with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct OpDefaults {
     pub(crate) max_workspace: Option<u64>,
     pub(crate) sm_margin: u32,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Limits {
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(crate) comm: Communicator,
-    pub(crate) limits: Limits,
+    pub(crate) defaults: OpDefaults,
     /// How many there are; `None` once it is being destroyed.
     ops: Mutex<Option<usize>>,
     /// The launcher's, after the communicator.
@@ -113,8 +113,8 @@ impl Drop for InUse {
     }
 }
 
-fn keep(comm: Communicator, limits: Limits, world: Option<Arc<World>>) -> *mut flux_comm {
-    COMMS.keep(Comm { comm, limits, ops: Mutex::new(Some(0)), _world: world })
+fn keep(comm: Communicator, defaults: OpDefaults, world: Option<Arc<World>>) -> *mut flux_comm {
+    COMMS.keep(Comm { comm, defaults, ops: Mutex::new(Some(0)), _world: world })
 }
 
 /// Runs with a communicator.
@@ -126,9 +126,9 @@ fn with(comm: *const flux_comm, run: impl FnOnce(&Comm) -> Result<(), Error>) ->
 ///
 /// # Safety
 /// As [`structure`].
-unsafe fn read_options(from: *const flux_comm_options) -> Result<(Options, Limits), Error> {
+unsafe fn read_options(from: *const flux_comm_options) -> Result<(Options, OpDefaults), Error> {
     if from.is_null() {
-        return Ok((Options::default(), Limits { max_workspace: None, sm_margin: 0 }));
+        return Ok((Options::default(), OpDefaults { max_workspace: None, sm_margin: 0 }));
     }
     // SAFETY: as the caller vouches.
     let given = unsafe { structure(from) }?;
@@ -157,11 +157,11 @@ unsafe fn read_options(from: *const flux_comm_options) -> Result<(Options, Limit
     if given.reserved != 0 {
         return Err(Error::argument(format!("options.reserved = {}: give 0", given.reserved)));
     }
-    let limits = Limits {
+    let defaults = OpDefaults {
         max_workspace: Some(given.max_workspace).filter(|&bytes| bytes > 0),
         sm_margin: given.sm_margin,
     };
-    Ok((options, limits))
+    Ok((options, defaults))
 }
 
 /// The launcher's world, joined once for all communicators that live, by process.
@@ -231,11 +231,11 @@ pub unsafe extern "C" fn flux_comm_from_env(
         // SAFETY: the caller's place for a handle.
         unsafe { comm.write(std::ptr::null_mut()) };
         // SAFETY: as the header asks.
-        let (options, limits) = unsafe { read_options(options) }?;
+        let (options, defaults) = unsafe { read_options(options) }?;
         let world = launched(options.deadline.max(START))?;
         let connected = Communicator::connect_blocking(&world, options)?;
         // SAFETY: as above.
-        unsafe { comm.write(keep(connected, limits, Some(world))) };
+        unsafe { comm.write(keep(connected, defaults, Some(world))) };
         Ok(())
     })
 }
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn flux_comm_init_rank(
         // SAFETY: the caller's place for a handle.
         unsafe { comm.write(std::ptr::null_mut()) };
         // SAFETY: as the header asks.
-        let (options, limits) = unsafe { read_options(options) }?;
+        let (options, defaults) = unsafe { read_options(options) }?;
         // SAFETY: as the header asks.
         let meeting = unsafe { text("meeting", meeting) }?;
         let size = world_of(world_size)?;
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn flux_comm_init_rank(
         };
         let connected = Communicator::connect_blocking(&world, options)?;
         // SAFETY: as above.
-        unsafe { comm.write(keep(connected, limits, None)) };
+        unsafe { comm.write(keep(connected, defaults, None)) };
         Ok(())
     })
 }
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn flux_comm_init_all(
         let put = |rank: usize, comm| unsafe { comms.add(rank).write(comm) };
         (0..size.index()).for_each(|rank| put(rank, std::ptr::null_mut()));
         // SAFETY: as the header asks.
-        let (options, limits) = unsafe { read_options(options) }?;
+        let (options, defaults) = unsafe { read_options(options) }?;
         if options.device.is_some() {
             return Err(Error::argument(
                 "options.has_device = 1: each rank has a device of its own, so give 0",
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn flux_comm_init_all(
         connected
             .into_iter()
             .enumerate()
-            .for_each(|(rank, comm)| put(rank, keep(comm, limits, None)));
+            .for_each(|(rank, comm)| put(rank, keep(comm, defaults, None)));
         Ok(())
     })
 }
@@ -388,7 +388,7 @@ pub unsafe extern "C" fn flux_comm_rebuild(
         };
         let made = comm.comm.rebuild_blocking(who).map_err(of_rebuild)?;
         // SAFETY: as above.
-        unsafe { rebuilt.write(keep(made, comm.limits, None)) };
+        unsafe { rebuilt.write(keep(made, comm.defaults, None)) };
         Ok(())
     })
 }

@@ -1,6 +1,6 @@
 //! Ops.
 
-use crate::comm::{InUse, Limits, flux_comm};
+use crate::comm::{InUse, OpDefaults, flux_comm};
 use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{element, flux_operands, flux_tensor, operand};
@@ -172,7 +172,7 @@ pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
 }
 
 impl flux_op_options {
-    fn spec(&self, limits: Limits) -> Result<OpSpec, Error> {
+    fn spec(&self, defaults: OpDefaults) -> Result<OpSpec, Error> {
         let op = match self.kind {
             1 => OpKind::AllGatherGemm,
             2 => OpKind::GemmReduceScatter,
@@ -235,8 +235,8 @@ impl flux_op_options {
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
             batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
             partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::Output },
-            sm_margin: limits.sm_margin,
-            max_workspace: limits.max_workspace,
+            sm_margin: defaults.sm_margin,
+            max_workspace: defaults.max_workspace,
             captures: has(FLUX_OP_CAPTURES),
         })
     }
@@ -260,13 +260,12 @@ pub unsafe extern "C" fn flux_op_create(
         let comm = InUse::of(comm)?;
         // SAFETY: as the header asks.
         let options = unsafe { structure(options) }?;
-        let spec = options.spec(comm.comm()?.limits)?;
+        let spec = options.spec(comm.comm()?.defaults)?;
         // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
         let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
-        // SAFETY: as above.
-        unsafe {
-            op.write(OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm }))
-        };
+        let made = OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm });
+        // SAFETY: the caller's place, as above.
+        unsafe { op.write(made) };
         Ok(())
     })
 }

@@ -203,6 +203,30 @@ fn bad_options_of_a_communicator_are_refused() {
 }
 
 #[test]
+fn an_abort_from_another_thread_ends_a_wait_on_every_rank() {
+    let ranks = connected::<3>(host());
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        // Rank 2 does not come.
+        for comm in &ranks[..2] {
+            let comm = *comm;
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                refused(flux_comm_barrier(comm), FLUX_ERROR_ABORTED, "rank 0 aborted: reason 7");
+            });
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        done(flux_comm_abort(ranks[0].0, 7));
+    });
+    // Far below the deadline of 30 s.
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+    for Rank(comm) in ranks {
+        refused(flux_comm_check(comm), FLUX_ERROR_ABORTED, "rank 0 aborted: reason 7");
+        done(flux_comm_destroy(comm));
+    }
+}
+
+#[test]
 fn bad_options_of_an_op_are_refused() {
     let [Rank(comm)] = connected(host());
     let refused_with = |options, expected, words| {

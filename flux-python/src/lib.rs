@@ -1,11 +1,14 @@
 //! `flux_tp._native`: what the Python package `flux_tp` is built on.
 //!
-//! Invariant: no function holds the interpreter's lock while it waits for another rank.
+//! Invariant: no function holds the interpreter's lock while it waits for another rank, and a signal
+//! ends the wait.
 
 mod error;
+mod group;
 mod member;
 mod operand;
 mod ops;
+mod signals;
 mod torch;
 
 use pyo3::prelude::*;
@@ -14,13 +17,16 @@ use pyo3::prelude::*;
 #[allow(clippy::needless_pass_by_value, reason = "PyO3 converts arguments to values of our own")]
 mod _native {
     use crate::error::Error;
+    use crate::group::GroupRendezvous;
     use crate::member::{self, Member};
     use crate::operand::{Dims, Weight, activation, names, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec, WeightOperands, total};
-    use flux_ops::binding::{Class, NamedActivation};
+    use crate::signals::awaited;
+    use flux_ops::binding::NamedActivation;
     use flux_ops::{DType, Location, MAX_WEIGHTS, Partials, RawTensor, WeightLayout};
-    use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
+    use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
+    use std::sync::Arc;
     use std::time::Duration;
 
     /// What names a communicator: its number, rank, world size, transport and CUDA device.
@@ -36,8 +42,6 @@ mod _native {
     /// `x`, the weights, `residual`, `gain`, and the normalised or gathered rows.
     type Operands =
         (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
-    /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
-    type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
     /// Shortest time for the ranks to come, which load their program first.
     const START: Duration = Duration::from_mins(1);
@@ -68,10 +72,6 @@ mod _native {
         )
     }
 
-    fn connect_in(world: &World, options: &Options) -> Result<Communicator, Error> {
-        Ok(Communicator::connect_blocking(world, *options)?)
-    }
-
     /// Connects the ranks of the launcher.
     #[pyfunction]
     fn connect(
@@ -82,45 +82,44 @@ mod _native {
         limits: (usize, u32, bool),
     ) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
-        let comm = py.detach(|| {
-            member::connect_launched(options.deadline.max(START), |world| {
-                connect_in(world, &options)
-            })
-        });
+        let start = options.deadline.max(START);
+        let comm = py.detach(|| awaited(member::connect_launched(start, options)))?;
         Ok(connected(comm?, limits))
     }
 
-    /// Connects the ranks of a group that have agreed where to meet.
+    /// Connects the ranks of a group, which exchange bytes by a callable: it takes this rank's, and
+    /// returns those of all, by rank. `address` is this host's for other hosts.
     #[pyfunction]
     fn connect_group(
         py: Python<'_>,
-        place: (u32, u32, u32),
-        meeting: Meeting,
+        place: (u32, u32),
+        exchange: Py<PyAny>,
         transport: &str,
         timeout: f64,
-        device: Option<u32>,
+        device_and_address: (Option<u32>, Option<String>),
         limits: (usize, u32, bool),
     ) -> PyResult<Connected> {
+        let (device, address) = device_and_address;
         let options = options(transport, timeout, device)?;
-        let (rank, size, local_rank) = place;
-        let comm = py.detach(|| {
-            let size = WorldSize::new(size).ok_or_else(|| {
-                Error::operand(format!("a group of {size} ranks is not possible"))
-            })?;
-            let builder = World::builder(Rank::new(rank), size)
-                .local_rank(local_rank)
-                .deadline(options.deadline.max(START));
-            let world = match meeting {
-                (Some(folder), _) => builder.on_host(folder)?,
-                (None, Some((address, secret))) => {
-                    let secret = Secret::new(secret)
-                        .map_err(|error| Error::new(Class::Connect, error.to_string()))?;
-                    builder.across_hosts(&address, secret)?
-                }
-                (None, None) => World::single(),
-            };
-            connect_in(&world, &options)
-        });
+        let (rank, size) = place;
+        let size = WorldSize::new(size).ok_or_else(|| {
+            Error::operand(format!("a group of {size} ranks is not possible: 1 to 16 are"))
+        })?;
+        let mut builder =
+            World::builder(Rank::new(rank), size).deadline(options.deadline.max(START));
+        if let Some(text) = address {
+            let unreadable = |_| Error::operand(format!("address = {text:?} is no IP address"));
+            builder = builder.address(text.parse().map_err(unreadable)?);
+        }
+        let group = Arc::new(GroupRendezvous::new(exchange));
+        let connect = async {
+            let world = builder.meet(Arc::<GroupRendezvous>::clone(&group)).await?;
+            Ok::<_, Error>(Communicator::connect(&world, options).await?)
+        };
+        let comm = py.detach(|| awaited(connect))?;
+        if let Some(raised) = group.take_raised() {
+            return Err(raised);
+        }
         Ok(connected(comm?, limits))
     }
 
@@ -136,13 +135,17 @@ mod _native {
         py.detach(member::close_all);
     }
 
-    /// Runs without the interpreter's lock.
+    /// Runs without the interpreter's lock; a signal aborts the communicator.
     fn with<T: Send>(
         py: Python<'_>,
         comm: u64,
         run: impl FnOnce(&Member) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        Ok(py.detach(|| run(member::here(&*member::named(comm)?)?))?)
+        py.detach(|| {
+            let member = member::named(comm)?;
+            let member = member::here(&*member)?;
+            Ok(member.hearing_signals(run)??)
+        })
     }
 
     /// Raises the fault that broke the communicator.

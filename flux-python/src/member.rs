@@ -4,10 +4,12 @@
 //! stay alone in a forked child.
 
 use crate::error::{Error, of_world};
-use crate::ops::{Limits, Ops};
+use crate::ops::{Call, Limits, Ops};
+use crate::signals::{INTERRUPTED, heard, raise_later};
 use flux_ops::Location;
 use flux_ops::binding::{Class, Handles, OfProcess};
-use flux_transport::{Communicator, World};
+use flux_transport::{Communicator, ConnectError, Options, World};
+use pyo3::PyResult;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +23,35 @@ pub(crate) struct Member {
 impl Member {
     pub(crate) fn new(comm: Communicator, limits: Limits) -> Self {
         Self { ops: Ops::new(comm.clone(), limits), comm }
+    }
+
+    /// Runs work that may wait for other ranks. What a handler of a signal raises meanwhile aborts
+    /// the communicator, on all ranks.
+    ///
+    /// # Errors
+    /// What the handler has raised.
+    pub(crate) fn hearing_signals<T: Send>(
+        &self,
+        work: impl FnOnce(&Self) -> T + Send,
+    ) -> PyResult<T> {
+        heard(|| self.comm.abort(INTERRUPTED), || work(self))
+    }
+
+    /// Makes a call of torch's: on the host it waits for the other ranks.
+    ///
+    /// # Safety
+    /// As of [`Ops::call`].
+    pub(crate) unsafe fn call_in_kernel(&self, call: &Call<'_>) -> Result<(), Error> {
+        // SAFETY: as the caller vouches.
+        let made = |member: &Self| unsafe { member.ops.call(call) };
+        if self.location() != Location::Host {
+            return made(self);
+        }
+        self.hearing_signals(made).unwrap_or_else(|raised| {
+            let error = Error::new(Class::Aborted, format!("the call was interrupted: {raised}"));
+            raise_later(raised);
+            Err(error)
+        })
     }
 
     /// Where operands must be.
@@ -84,16 +115,21 @@ pub(crate) fn close_all() {
     drop(LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Connects in the launcher's world, which it joins first where this process has not.
-pub(crate) fn connect_launched(
+/// Connects in the launcher's world, which it joins first where this process has not. One that fell
+/// out of step is left, also when the future is dropped.
+#[expect(clippy::await_holding_lock, reason = "the future is polled on one thread to its end")]
+pub(crate) async fn connect_launched(
     deadline: Duration,
-    connect: impl FnOnce(&World) -> Result<Communicator, Error>,
+    options: Options,
 ) -> Result<Communicator, Error> {
     let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
     let world = match launched.take() {
         Some(world) if world.get().is_ok() => world,
-        _ => OfProcess::new(World::from_env_with(deadline).map_err(of_world)?),
+        _ => OfProcess::new(World::join(deadline).await.map_err(of_world)?),
     };
-    let world = launched.insert(world);
-    connect(here(world)?)
+    let connected = Communicator::connect(here(&world)?, options).await;
+    if !matches!(connected, Err(ConnectError::Control(_))) {
+        *launched = Some(world);
+    }
+    Ok(connected?)
 }

@@ -43,8 +43,9 @@ pub use backends::{
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};
 pub use bootstrap::{
-    BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK,
-    FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE, FLUX_WORLD_SIZE, Secret,
+    BootstrapError, Environment, FLUX_ADDRESS, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK,
+    FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE, FLUX_WORLD_SIZE, Rendezvous, Secret,
+    ThreadRendezvous,
 };
 pub use comm::{
     Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label,

@@ -253,7 +253,7 @@ fn what_a_rank_says_of_a_communicator_reaches_every_peers_watcher_and_nobody_els
     let planes = group(3);
     let watched: Vec<_> = planes.iter().map(notices).collect();
     let (by, last) = (Rank::new(1), Epoch::new(u32::MAX));
-    planes[1].abort_peers(3, 77);
+    planes[1].abort(3, 77);
     planes[1].depart(4, last);
     for expected in [
         Notice::Aborted { by, communicator: 3, reason: 77 },

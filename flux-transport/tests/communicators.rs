@@ -12,7 +12,7 @@ use flux_transport::{
     Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World,
     reason,
 };
-use lateness::{AMPLE, scaled};
+use lateness::{AMPLE, assert_soon, scaled};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -28,17 +28,21 @@ fn connect(world: &World) -> Communicator {
     Communicator::connect_blocking(world, options(SIZE)).unwrap()
 }
 
-/// Runs `work` on two ranks, as threads and as processes meet.
 fn two_ranks(work: impl Fn(World) + Sync) {
-    each_rank(2, &work);
+    ranks(2, work);
+}
+
+/// Runs `work` on each rank, as threads and as processes meet.
+fn ranks(size: u32, work: impl Fn(World) + Sync) {
+    each_rank(size, &work);
     let directory =
         tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
     std::thread::scope(|scope| {
-        for rank in 0..2 {
+        for rank in 0..size {
             let (work, path) = (&work, directory.path());
             scope.spawn(move || {
                 work(
-                    World::builder(Rank::new(rank), WorldSize::new(2).unwrap())
+                    World::builder(Rank::new(rank), WorldSize::new(size).unwrap())
                         .on_host(path)
                         .unwrap(),
                 );
@@ -191,6 +195,40 @@ fn a_panic_of_a_rank_breaks_all_of_its_communicators_at_the_others() {
             other.barrier().unwrap();
             let lost = |comm: &Communicator| matches!(comm.status(), Err(Fault::PeerLost { rank, .. }) if rank.get() == 0);
             assert_eq!([&panics, &other].map(lost), [true, true]);
+        }
+    });
+}
+
+#[test]
+fn an_abort_by_another_thread_ends_a_step_that_waits_on_every_rank() {
+    ranks(3, |world| {
+        let (comm, began) = (connect(&world), std::time::Instant::now());
+        let aborted = || {
+            let error = comm.barrier().unwrap_err();
+            assert!(
+                matches!(
+                    &error,
+                    TransportError::Broken { fault: Fault::Aborted { rank, reason: 7, .. } }
+                        if rank.get() == 0
+                ),
+                "{error}"
+            );
+        };
+        // Rank 2 does not come, and of rank 0's threads one waits for the step and one for its turn.
+        std::thread::scope(|scope| match world.rank().get() {
+            0 => {
+                scope.spawn(aborted);
+                scope.spawn(aborted);
+                // One that comes later is refused at once.
+                std::thread::sleep(scaled(Duration::from_millis(50)));
+                comm.abort(7);
+            }
+            1 => aborted(),
+            _ => std::thread::sleep(scaled(Duration::from_millis(100))),
+        });
+        assert_soon(began.elapsed(), Duration::from_secs(2));
+        if world.rank().get() == 2 {
+            aborted();
         }
     });
 }

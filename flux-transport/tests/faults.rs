@@ -208,7 +208,7 @@ fn a_rank_that_panics_is_lost_to_all_within_a_second() {
                     1 => {
                         let start = Instant::now();
                         let error = comm.barrier().unwrap_err();
-                        assert!(matches!(error, TransportError::Control(ControlError::PeerLost { rank }) if rank.get() == 2), "{error}");
+                        assert!(matches!(error, TransportError::Broken { fault: Fault::PeerLost { rank, .. } } if rank.get() == 2), "{error}");
                         assert_soon(start.elapsed(), SECOND);
                     }
                     _ => assert!(wait_until(|| comm.status().is_err())),
@@ -347,7 +347,10 @@ fn an_abort_ends_the_waits_of_all_ranks() {
             Fault::Aborted { rank, reason, .. } => assert_eq!((rank.get(), reason), (1, 42)),
             other => panic!("{other}"),
         }
-        comm.barrier().unwrap();
+        let refused = comm.barrier().unwrap_err();
+        assert!(matches!(refused, TransportError::Broken { .. }), "{refused}");
+        // Its world is in step.
+        world.control().barrier(Instant::now() + AMPLE).unwrap();
     });
 }
 
@@ -406,7 +409,7 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
             comm.begin(Stream::Host),
             Err(TransportError::Broken { fault: Fault::Aborted { .. } })
         ));
-        comm.barrier().unwrap();
+        world.control().barrier(Instant::now() + AMPLE).unwrap();
     });
 }
 
@@ -446,7 +449,7 @@ fn a_push_is_announced(given_up: bool) -> bool {
                 == Epoch::FIRST.get();
             announced.store(raised, Ordering::Relaxed);
         }
-        comm.barrier().unwrap();
+        world.control().barrier(Instant::now() + AMPLE).unwrap();
     });
     announced.into_inner()
 }
@@ -496,7 +499,7 @@ fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_ha
             assert!(panic.is_err());
             assert!(matches!(comm.calls().last(), Some(call) if call.state == CallState::Failed));
         }
-        comm.barrier().unwrap();
+        world.control().barrier(Instant::now() + AMPLE).unwrap();
         assert!(
             matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { rank, .. } }) if rank.get() == 0)
         );

@@ -99,6 +99,10 @@ impl From<&ControlError> for Error {
             }
             ControlError::PeerLost { rank } => Self::of_ranks(Class::PeerLost, message, [*rank]),
             ControlError::PeerLeft { rank } => Self::of_ranks(Class::PeerLeft, message, [*rank]),
+            ControlError::Aborted { rank, reason } => {
+                Self { reason: Some(*reason), ..Self::of_ranks(Class::Aborted, message, [*rank]) }
+            }
+            ControlError::OtherHost { .. } => Self::new(Class::Connect, message),
             ControlError::Protocol { rank, .. } => {
                 Self::of_ranks(Class::Disagreed, message, [*rank])
             }

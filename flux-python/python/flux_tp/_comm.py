@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
-import shutil
-import socket
 import sys
-import tempfile
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +21,8 @@ __all__ = ["Communicator", "check", "default", "init"]
 
 _default: Communicator | None = None
 _known: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
-_process = os.getpid()
+_closes_at_exit: int | None = None
+"""The process that leaves its communicators when it ends."""
 
 
 class Communicator:
@@ -54,6 +51,7 @@ class Communicator:
         self.group = group
         self._process = os.getpid()
         _known[self.id] = self
+        _close_at_exit()
 
     def check(self) -> None:
         """Raises the fault that broke the communicator; see :func:`check`."""
@@ -118,6 +116,7 @@ def init(
     *,
     batch_invariant: bool = False,
     device: int | None = None,
+    address: str | None = None,
 ) -> Communicator:
     """Connects the ranks; collective. The first communicator is the default of all ops until it is closed or broken.
 
@@ -136,6 +135,8 @@ def init(
         batch_invariant: whether a row of a result has the same bits whatever rows share its call.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
             rank's number on its host.
+        address: with ``group``, the IP address by which ranks of other hosts reach this one. ``None``: what the
+            variable FLUX_ADDRESS names, else that of the default route.
 
     Raises:
         ConnectError: no launcher, or a transport that does not work here.
@@ -154,7 +155,7 @@ def init(
     if group is None:
         connected = _native.connect(transport, timeout, device, limits)
     else:
-        connected = _connect_group(group, transport, timeout, device, limits)
+        connected = _connect_group(group, transport, timeout, device, address, limits)
     comm = Communicator(connected, max_m, group)
     if torch is not None:
         from . import _torch  # registers the ops, so that torch.compile finds them
@@ -202,55 +203,37 @@ def check(comm: Communicator | None = None) -> None:
 
 
 def _connect_group(
-    group: Any, transport: str, timeout: float, device: int | None, limits: tuple[int, int, bool]
+    group: Any, transport: str, timeout: float, device: int | None, address: str | None, limits: tuple[int, int, bool]
 ) -> tuple[int, int, int, str, int | None]:
-    """Has the ranks of a ProcessGroup agree where to meet."""
+    """Has the ranks of a ProcessGroup meet by what the group carries."""
     import torch.distributed as dist
 
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ConnectError("this process is not of the group: call flux_tp.init on the group's ranks only")
-    if size == 1:
-        return _native.connect_group((0, 1, 0), (None, None), transport, timeout, device, limits)
-    hosts: list[Any] = [None] * size
-    dist.all_gather_object(hosts, _host(), group=group)
-    local_rank = hosts[:rank].count(hosts[rank])
-    meeting: list[Any] = [None]
-    if rank == 0:
-        meeting[0] = _one_host() if len(set(hosts)) == 1 else _several_hosts()
-    dist.broadcast_object_list(meeting, src=dist.get_global_rank(group, 0), group=group)
-    return _native.connect_group((rank, size, local_rank), meeting[0], transport, timeout, device, limits)
+
+    def exchange(payload: bytes) -> list[bytes]:
+        given: list[Any] = [None] * size
+        dist.all_gather_object(given, payload, group=group)
+        return given
+
+    return _native.connect_group((rank, size), exchange, transport, timeout, (device, address), limits)
 
 
-def _host() -> str:
-    """What tells hosts apart: the boot, as names may repeat."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
+def _close_at_exit() -> None:
+    """Has the process that connects leave in good order, by whatever way it ends well."""
+    global _closes_at_exit
+    process = os.getpid()
+    if _closes_at_exit == process:
+        return
+    _closes_at_exit = process
+    atexit.register(_close_all, process)
+    # A worker of multiprocessing runs its own finalizers only, and nothing that it has inherited.
+    if util := sys.modules.get("multiprocessing.util"):
+        util.Finalize(None, _close_all, args=(process,), exitpriority=0)
 
 
-def _one_host() -> tuple[str, None]:
-    # Kept to the end of the process: ranks that rebuild meet here again.
-    folder = tempfile.mkdtemp(prefix="flux-")
-    atexit.register(_remove, folder, os.getpid())
-    return folder, None
-
-
-def _remove(folder: str, process: int) -> None:
+def _close_all(process: int) -> None:
+    # A child of a fork has inherited this, and leaves nothing that its parent has connected.
     if process == os.getpid():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _several_hosts() -> tuple[None, tuple[str, bytes]]:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    return None, (f"{socket.gethostname()}:{port}", secrets.token_bytes(32))
-
-
-@atexit.register
-def _close_all() -> None:
-    if _process == os.getpid():
         _native.close_all()

@@ -1,5 +1,6 @@
 """The module that flux-python's Rust code makes. Not for users."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 Connected: TypeAlias = tuple[int, int, int, str, int | None]
@@ -10,11 +11,11 @@ Operands: TypeAlias = tuple[Described, list[OfWeight], Described | None, Describ
 
 def connect(transport: str, timeout: float, device: int | None, limits: tuple[int, int, bool]) -> Connected: ...
 def connect_group(
-    place: tuple[int, int, int],
-    meeting: tuple[str | None, tuple[str, bytes] | None],
+    place: tuple[int, int],
+    exchange: Callable[[bytes], list[bytes]],
     transport: str,
     timeout: float,
-    device: int | None,
+    device_and_address: tuple[int | None, str | None],
     limits: tuple[int, int, bool],
 ) -> Connected: ...
 def close(comm: int) -> None: ...

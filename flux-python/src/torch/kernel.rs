@@ -197,7 +197,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     };
     // SAFETY: torch keeps the operands until the call has ended on the stream; results are new, or
     // the caller's to write.
-    unsafe { member.ops.call(&call) }?;
+    unsafe { member.call_in_kernel(&call) }?;
     if !form.out {
         for (place, made) in stack.iter_mut().zip([Some(y), second].into_iter().flatten()) {
             *place = made.into_result();
@@ -285,7 +285,7 @@ unsafe fn run_several<const N: usize>(shim: &'static Shim, stack: &[u64]) -> Res
     };
     // SAFETY: torch keeps the operands until the call has ended on the stream; results are the
     // caller's to write.
-    unsafe { member.ops.call(&call) }
+    unsafe { member.call_in_kernel(&call) }
 }
 
 /// Where a call's tensors are.

@@ -103,6 +103,8 @@ pub mod reason {
     pub const REBUILT: u32 = 0xffff_0006;
     /// NCCL failed after a call was under way.
     pub const NCCL: u32 = 0xffff_0007;
+    /// A rank was interrupted while it connected.
+    pub const INTERRUPTED: u32 = 0xffff_000a;
     /// A peer has made calls of other ops, or the same in another order.
     pub const IN_ANOTHER_OP: u32 = flux_core::layout::fault::IN_ANOTHER_OP;
     /// A wait passed its deadline, where peers are told of that by a word in memory.
@@ -139,7 +141,7 @@ pub mod reason {
         lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
     }
 
-    pub(super) fn words(reason: u32) -> String {
+    pub(crate) fn words(reason: u32) -> String {
         if let Some(rank) = lost(reason) {
             return format!("rank {rank} is gone");
         }
@@ -154,6 +156,7 @@ pub mod reason {
             TIMED_OUT => "a wait of its passed the deadline".to_owned(),
             IN_ANOTHER_OP => "it found that a rank has made other calls".to_owned(),
             REBUILT => "it rebuilds the communicator".to_owned(),
+            INTERRUPTED => "it was interrupted while it connected".to_owned(),
             OUT_OF_STEP => "it lost its peers while the workspace was changed".to_owned(),
             other => format!("reason {other}"),
         }

@@ -149,6 +149,16 @@ pub enum BootstrapError {
         rank: Rank,
         source: io::Error,
     },
+    /// A rank cannot be met.
+    #[error("rank {rank} cannot be met: {reason}")]
+    Peer {
+        rank: Rank,
+        /// What it says.
+        reason: String,
+    },
+    /// The program's own rendezvous failed.
+    #[error("the rendezvous failed: {source}")]
+    Rendezvous { source: Box<dyn std::error::Error + Send + Sync> },
     /// Rank 0 sent what this version does not send.
     #[error("protocol error: {0}")]
     Protocol(String),

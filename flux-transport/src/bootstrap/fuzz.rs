@@ -9,8 +9,9 @@ use std::os::unix::net::UnixStream;
 
 use flux_core::{Rank, WorldSize};
 
+use super::connection::Connection;
 use super::environment::Environment;
-use super::link::Link;
+use super::mesh::whereabouts;
 use super::process::frame::{self, MAX_FRAME};
 use super::rendezvous::auth::{Challenge, Response};
 use super::rendezvous::hello::{Hello, Reply};
@@ -60,7 +61,9 @@ pub fn roster(bytes: &[u8]) -> bool {
     for world in [1, 2, 16] {
         let world = WorldSize::new(world).expect("is a world size");
         if let Some(roster) = Roster::decode(bytes, world) {
-            assert_eq!(roster.ranks.len(), world.index());
+            assert_eq!(roster.payloads.len(), world.index());
+            // Where each is, as its mesh reads it.
+            let _ = whereabouts::all(&roster.payloads);
             assert_eq!(Roster::decode(&roster.encode(), world), Some(roster));
             taken = true;
         }
@@ -74,7 +77,7 @@ pub fn stream(bytes: &[u8]) -> bool {
     let Some((&piece, bytes)) = bytes.split_first() else { return false };
     let (mut peer, socket) = UnixStream::pair().expect("a pair of sockets");
     socket.set_nonblocking(true).expect("a socket can be set so");
-    let link = Link::tcp(socket.into());
+    let link = Connection::tcp(socket.into());
     let (mut came, mut buffer) = (Vec::new(), vec![0; MAX_FRAME]);
     // False where no more can come.
     let mut take = |came: &mut Vec<Vec<u8>>| loop {
@@ -135,10 +138,8 @@ pub fn environment(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
-    use super::host_id::HostId;
     use crate::bootstrap::process::frame::{Header, Kind};
     use crate::bootstrap::rendezvous::hello::{PROTOCOL, Refusal, Version};
-    use crate::bootstrap::rendezvous::roster::Whereabouts;
 
     let counted = |count: u8| (0..count).collect::<Vec<u8>>();
     let framed = |kind, descriptors, sequence, body: &[u8]| {
@@ -152,13 +153,8 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let refused = |refusal| replied(Reply::Refused(refusal));
     // All but its random bytes, which are to be the same in every run.
     let greeting = Challenge::new(7).expect("the system gives random bytes").bytes()[..24].to_vec();
-    let ranks = |count: u8| {
-        let at = |rank| Whereabouts {
-            host: HostId([rank / 8; 16]),
-            address: ([10, 0, 0, rank], 29600).into(),
-        };
-        Roster { meeting: 5, ranks: (0..count).map(at).collect() }.encode()
-    };
+    let ranks =
+        |count: u8| Roster { payloads: (0..count).map(|rank| vec![rank; 66]).collect() }.encode();
     let sent = |messages: [&[u8]; 2]| {
         let message =
             |message: &[u8]| [&(message.len() as u32).to_le_bytes()[..], message].concat();

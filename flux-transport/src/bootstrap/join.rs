@@ -3,8 +3,7 @@
 use super::control::ControlPlane;
 use super::environment::Environment;
 use super::error::BootstrapError;
-use super::process::ProcessControl;
-use super::rendezvous::meet;
+use super::mesh::Joining;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,5 +15,5 @@ pub fn join(
     environment: &Environment,
     deadline: Instant,
 ) -> Result<Arc<dyn ControlPlane>, BootstrapError> {
-    Ok(Arc::new(ProcessControl::start(meet(environment, deadline)?)?))
+    pollster::block_on(Joining::new(environment).join(deadline))
 }

@@ -4,6 +4,9 @@
 //! who is at fault, and leaves nothing in the file system. On one host only processes of one user
 //! take part, across hosts only those that hold the launch's secret.
 //!
+//! First they exchange bytes, by a [`Rendezvous`]: where each is. With that they make a mesh, and
+//! every rank sees every other's death by itself. The first rank of a host connects the others:
+//!
 //! ```text
 //! first rank of a host                          another rank of it
 //! takes the name, listens                       connects, again and again until the name is there
@@ -13,26 +16,26 @@
 //!   deals each rank its row          welcome -> sockets to the others by SCM_RIGHTS
 //! removes the name
 //! ```
-//!
-//! The result is a full mesh: every rank sees every other's death by itself. Ranks of several hosts
-//! first meet at rank 0's address over TCP, learn who shares their host, and connect in pairs.
 
+mod connection;
 pub(crate) mod control;
 mod credentials;
 mod deadlines;
 mod environment;
 mod error;
+mod fork;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod host_id;
 mod join;
 pub(crate) mod launch;
-mod link;
 mod mesh;
 mod names;
 mod process;
 mod random;
 mod rendezvous;
+mod resolve;
+mod route;
 mod secret;
 mod socket;
 mod tcp;
@@ -43,9 +46,11 @@ pub(crate) use deadlines::START;
 pub use environment::{Address, Environment, HostPlace, NetworkPlace, Place};
 pub use error::BootstrapError;
 pub use join::join;
+pub(crate) use mesh::{Joining, Site};
 pub use names::{
-    FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET,
-    FLUX_SECRET_FILE, FLUX_WORLD_SIZE,
+    FLUX_ADDRESS, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS,
+    FLUX_SECRET, FLUX_SECRET_FILE, FLUX_WORLD_SIZE,
 };
 pub(crate) use random::random;
+pub use rendezvous::{Rendezvous, ThreadRendezvous};
 pub use secret::Secret;

@@ -15,6 +15,8 @@ pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
 /// Part of this process's host id: ranks with different values count as on different hosts. Ignored
 /// where the ranks meet in a directory, which puts them on one host.
 pub const FLUX_HOST_ID: &str = "FLUX_HOST_ID";
+/// This host's address for ranks of other hosts, where its own name or its route to them is not it.
+pub const FLUX_ADDRESS: &str = "FLUX_ADDRESS";
 /// The secret itself.
 pub const FLUX_SECRET: &str = "FLUX_SECRET";
 /// A file with the secret: of this user or root, closed to everybody else (mode 0600 or 0400).

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
 
+use super::unblock;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -57,10 +58,16 @@ pub(crate) fn is_ours(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// Waits for an event or the deadline; returns how many descriptors are ready, 0 at the deadline.
+/// `CANCELED` on the thread of cancelled work.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
     loop {
-        let timeout = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
+        if unblock::cancelled() {
+            return Err(Errno::CANCELED);
+        }
+        let look = unblock::cancellable().then(|| Instant::now() + unblock::LOOK);
+        let until = [deadline, look].into_iter().flatten().min();
+        let timeout = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
             Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
@@ -68,6 +75,7 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<
         });
         match rustix::event::poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
+            Ok(0) if until != deadline => {}
             ready => return ready,
         }
     }

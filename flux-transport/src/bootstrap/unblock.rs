@@ -1,14 +1,55 @@
 //! Runs blocking work for a future, on a thread of its own.
 //!
 //! Invariant: the future is ready once the work ends. A panic of the work is a panic of the poller.
+//! Dropping the future cancels the work: its waits end within [`LOOK`].
 
+use super::error::BootstrapError;
 use crate::sync::locked;
+use rustix::io::Errno;
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread;
+use std::time::Duration;
+
+/// How often work that waits looks whether it is cancelled.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// Whether the work of this thread is cancelled, where a future waits for it.
+    static CANCELLED: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Whether nobody waits for this thread's work any more.
+pub(crate) fn cancelled() -> bool {
+    CANCELLED.with_borrow(|cancelled| {
+        cancelled.as_ref().is_some_and(|cancelled| cancelled.load(Ordering::Relaxed))
+    })
+}
+
+/// Whether this thread's work can be cancelled.
+pub(crate) fn cancellable() -> bool {
+    CANCELLED.with_borrow(Option::is_some)
+}
+
+/// Sleeps between two looks at the world, of [`LOOK`] or about that; `CANCELED` in cancelled work.
+pub(crate) fn pause_for(pause: Duration) -> Result<(), Errno> {
+    thread::sleep(pause);
+    if cancelled() { Err(Errno::CANCELED) } else { Ok(()) }
+}
+
+/// Cancels the work when the future is dropped.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// What the thread leaves for the future, and whom it wakes then.
 struct Handover<T> {
@@ -16,7 +57,18 @@ struct Handover<T> {
     waker: Option<Waker>,
 }
 
-/// Runs `work` on a thread of this name. Dropping the future does not stop the work.
+/// Runs a step of a rendezvous.
+///
+/// # Errors
+/// The work's, and the system's if it gives no thread.
+pub(crate) async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, BootstrapError> + Send + 'static,
+) -> Result<T, BootstrapError> {
+    let done = unblock("flux-meet".to_owned(), work).await;
+    done.map_err(|source| BootstrapError::Io { step: "starting a thread to meet on", source })?
+}
+
+/// Runs `work` on a thread of this name. Dropping the future cancels the work.
 ///
 /// # Errors
 /// The system's, if it gives no thread.
@@ -26,7 +78,10 @@ pub(crate) async fn unblock<T: Send + 'static>(
 ) -> io::Result<T> {
     let handover = Arc::new(Mutex::new(Handover { result: None, waker: None }));
     let theirs = Arc::clone(&handover);
+    let guard = CancelOnDrop(Arc::default());
+    let cancelled = Arc::clone(&guard.0);
     let run = move || {
+        CANCELLED.set(Some(cancelled));
         // What the work leaves half done is dropped with it: nobody else has it.
         let result = catch_unwind(AssertUnwindSafe(work));
         let mut handover = locked(&theirs);
@@ -47,7 +102,9 @@ pub(crate) async fn unblock<T: Send + 'static>(
         handover.waker = Some(context.waker().clone());
         Poll::Pending
     });
-    result.await.map_or_else(|panic| resume_unwind(panic), Ok)
+    let result = result.await;
+    drop(guard);
+    result.map_or_else(|panic| resume_unwind(panic), Ok)
 }
 
 #[cfg(test)]

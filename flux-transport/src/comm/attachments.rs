@@ -2,16 +2,15 @@
 //!
 //! Invariant: an attachment lives as long as its communicator, and is dropped when no call uses it.
 
-use super::communicator::Communicator;
 use crate::HeldBytes;
 use crate::cuda::keep;
 use crate::sync::locked;
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// What one rank's communicator holds, by purpose; [`Communicator::memory`] makes it.
+/// What one rank's communicator holds, by purpose; [`Communicator::memory`](crate::Communicator::memory) makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommunicatorMemory {
     /// The workspace that ranks share.
@@ -48,12 +47,10 @@ impl Attachments {
     }
 }
 
-impl Communicator {
-    /// The attachment of type `T`, as the first caller has made it. It is dropped after the last
-    /// call has ended, with the communicator.
-    #[doc(hidden)]
-    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
-        let mut values = locked(&self.inner.attachments.values);
+impl Attachments {
+    /// The value of type `T`, as the first caller has made it.
+    pub(super) fn get_or_make<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut values = locked(&self.values);
         if let Some(Ok(known)) =
             values.get(&TypeId::of::<T>()).map(|value| Arc::clone(value).downcast())
         {
@@ -65,35 +62,21 @@ impl Communicator {
         made
     }
 
-    /// Says what an attachment holds by this name, in place of what was said before.
-    #[doc(hidden)]
-    pub fn holds(&self, name: &'static str, held: HeldBytes) {
-        self.inner
-            .attachments
-            .held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name, held);
+    /// Says what a value holds by this name, in place of what was said before.
+    pub(super) fn holds(&self, name: &'static str, held: HeldBytes) {
+        locked(&self.held).insert(name, held);
     }
 
-    /// What this rank's communicator holds: the workspace, and what its ops share.
-    ///
-    /// ```
-    /// use flux_transport::{Communicator, Select, World};
-    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// assert!(comm.memory().to_string().starts_with("workspace: "));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn memory(&self) -> CommunicatorMemory {
-        let workspace = self.inner.health.transport().held();
-        CommunicatorMemory { workspace, ops: locked(&self.inner.attachments.held).clone() }
+    /// What all values hold, by name.
+    pub(super) fn held(&self) -> BTreeMap<&'static str, HeldBytes> {
+        locked(&self.held).clone()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Select, World};
+    use crate::{Communicator, Select, World};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a
 //! fault, no call begins.
 
-use super::attachments::Attachments;
+use super::attachments::{Attachments, CommunicatorMemory};
 use super::failure::Failure;
 use super::flight::Flight;
 use super::health::Health;
@@ -11,9 +11,14 @@ use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
 use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
-use crate::{Capabilities, Device, Options, TransportError, TransportKind, WorkspaceView, World};
+use crate::cuda::keep;
+use crate::{
+    Capabilities, ControlError, Device, HeldBytes, Options, TransportError, TransportKind,
+    WorkspaceView, World,
+};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
@@ -23,6 +28,8 @@ use std::time::{Duration, Instant};
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
 /// Calls are ordered, whatever their streams; for two at once make two communicators.
+///
+/// Only the process that connected is a member: a child of its fork leaves nothing and says nothing.
 ///
 /// Dropping the last clone leaves the group. Peers finish calls that this rank has made; later ones
 /// fail at once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), or at the deadline for replayed
@@ -53,6 +60,8 @@ pub(super) struct Inner {
     pub(super) empty_calls: AtomicU32,
     /// After the transport, which ends the calls that use them.
     pub(super) attachments: Attachments,
+    /// The process that connected.
+    process: u32,
 }
 
 impl fmt::Debug for Inner {
@@ -89,6 +98,7 @@ impl Communicator {
             notes: Mutex::default(),
             empty_calls: AtomicU32::new(0),
             attachments: Attachments::default(),
+            process: std::process::id(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -160,6 +170,10 @@ impl Communicator {
     /// [`TransportError`], on every rank if on one; the workspace is then unchanged. May wait for a
     /// turn as [`begin`](Self::begin).
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
+        self.grow(size).map_err(|error| self.with_fault(error))
+    }
+
+    fn grow(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
         let steps = self.inner.world.steps();
@@ -201,7 +215,7 @@ impl Communicator {
         self.inner.health.carry_over();
         if let Err(TransportError::Control(error)) = &reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.give_up(if let crate::ControlError::PeerLost { rank } = error {
+            self.give_up(if let ControlError::PeerLost { rank } = error {
                 reason::peer_lost(*rank)
             } else {
                 reason::OUT_OF_STEP
@@ -238,7 +252,18 @@ impl Communicator {
     /// As [`exchange`](Self::exchange).
     #[doc(hidden)]
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
-        Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
+        let said = self.inner.world.steps().exchange_at(step, payload, self.until());
+        said.map_err(|error| self.with_fault(error.into()))
+    }
+
+    /// The error of a step, in place of which the fault says more where an abort has ended it.
+    fn with_fault(&self, error: TransportError) -> TransportError {
+        match error {
+            TransportError::Control(ControlError::Aborted { .. }) => {
+                self.working().err().unwrap_or(error)
+            }
+            error => error,
+        }
     }
 
     /// Whether a fault is known, without a word to anybody; [`status`](Self::status) asks.
@@ -256,7 +281,34 @@ impl Communicator {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this communicator on all ranks, and breaks it. A `reason` of 0, or from
+    /// The attachment of type `T`, as the first caller has made it. It is dropped after the last
+    /// call has ended, with the communicator.
+    #[doc(hidden)]
+    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        self.inner.attachments.get_or_make(make)
+    }
+
+    /// Says what an attachment holds by this name, in place of what was said before.
+    #[doc(hidden)]
+    pub fn holds(&self, name: &'static str, held: HeldBytes) {
+        self.inner.attachments.holds(name, held);
+    }
+
+    /// What this rank's communicator holds: the workspace, and what its ops share.
+    ///
+    /// ```
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// assert!(comm.memory().to_string().starts_with("workspace: "));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn memory(&self) -> CommunicatorMemory {
+        let workspace = self.inner.health.transport().held();
+        CommunicatorMemory { workspace, ops: self.inner.attachments.held() }
+    }
+
+    /// Ends every wait of this communicator on all ranks, in calls and collective steps, and breaks
+    /// it; from any thread. A `reason` of 0, or from
     /// [`reason::RESERVED`] on, counts as 1. An earlier fault stays.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
@@ -270,7 +322,7 @@ impl Communicator {
     /// Has the peers give this communicator up.
     fn abort_peers(&self, reason: u32) {
         let world = &self.inner.world;
-        world.control().abort_peers(world.communicator(), reason);
+        world.control().abort(world.communicator(), reason);
     }
 
     /// This thread's turn, when other threads' calls have ended.
@@ -285,10 +337,16 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Self { health, world, attachments, .. } = self;
+        let Self { health, world, attachments, process, .. } = self;
+        if *process != std::process::id() {
+            // A fork's copy: calls, threads and device are the parent's, and stay as they are.
+            keep(health);
+            attachments.abandon();
+            return;
+        }
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
-            world.control().abort_peers(world.communicator(), reason::PANICKED);
+            world.control().abort(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {

@@ -6,7 +6,7 @@
 use super::automatic::automatic;
 use super::communicator::Communicator;
 use super::open::{host, mixed, nccl, nvlink, pcie};
-use crate::backends::asked;
+use crate::backends::{asked, reason};
 use crate::bootstrap::control::{Disagreed, Step, agree_at};
 use crate::bootstrap::unblock::unblock;
 use crate::{ConnectError, Options, Select, World};
@@ -29,13 +29,14 @@ impl Communicator {
     /// hangs there ends no rank. Without either a thread of this process proves it.
     ///
     /// # Cancellation
-    /// Dropping the future does not stop its thread, which connects and drops the communicator.
+    /// Dropping the future ends its waits, and the other ranks' with
+    /// [`ControlError::Aborted`](crate::ControlError::Aborted).
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
     pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
-        let (world, options) = (world.share(), options.into());
-        on_own_thread(world.rank(), move || connect(&world, &options, None)).await
+        let (world, options) = (world.connecting(), options.into());
+        connect_on_thread(world, move |world| connect(world, &options, None)).await
     }
 
     /// As [`connect`](Self::connect), on this thread.
@@ -46,17 +47,17 @@ impl Communicator {
         world: &World,
         options: impl Into<Options>,
     ) -> Result<Self, ConnectError> {
-        connect(world, &options.into(), None)
+        connect(&world.connecting(), &options.into(), None)
     }
 }
 
-/// Connects on this thread; whose successor this is, by its line, is said where it is known.
+/// Connects on this thread, as the communicator that `world` [counts](World::connecting); whose
+/// successor this is, by its lineage, is said where it is known.
 pub(super) fn connect(
     world: &World,
     options: &Options,
-    line: Option<u32>,
+    lineage: Option<u32>,
 ) -> Result<Communicator, ConnectError> {
-    let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     // Set for the ranks of a launch, one of which may well have a world of its own beside.
@@ -65,7 +66,7 @@ pub(super) fn connect(
         .and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected
         .as_ref()
-        .map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
+        .map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, lineage));
     // A refused deadline cannot bound the step that refuses it.
     let deadline = if options.deadline.is_zero() {
         Options::default().deadline
@@ -87,8 +88,8 @@ pub(super) fn connect(
     // A replacement hears of it from the others.
     let world = &answers
         .iter()
-        .find_map(|answer| line_of(answer))
-        .map_or_else(|| world.share(), |line| world.of_line(line));
+        .find_map(|answer| lineage_of(answer))
+        .map_or_else(|| world.share(), |lineage| world.of_lineage(lineage));
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -123,11 +124,11 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
 
 const SEPARATOR: &str = " | ";
 
-/// Of which line a communicator is to be, before its number.
+/// Of which lineage a communicator is to be, before its number.
 const REBUILD: &str = "rebuild of communicator ";
 
 /// What all ranks must ask for alike, in words that an error can show.
-fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
+fn terms(select: Select, options: &Options, lineage: Option<u32>) -> String {
     let Options { deadline, first_epoch, shared_device, nodes, reserve, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let mut terms = vec![
@@ -141,11 +142,11 @@ fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
         format!("{reserve:?}"),
     ];
     // Last: a replacement says nothing of what it does not know.
-    terms.extend(line.map(|line| format!("{REBUILD}{line}")));
+    terms.extend(lineage.map(|lineage| format!("{REBUILD}{lineage}")));
     terms.join(SEPARATOR)
 }
 
-fn line_of(answer: &str) -> Option<u32> {
+fn lineage_of(answer: &str) -> Option<u32> {
     answer.rsplit(SEPARATOR).next()?.strip_prefix(REBUILD)?.parse().ok()
 }
 
@@ -177,7 +178,29 @@ fn differences(answers: &[String]) -> Option<String> {
     )
 }
 
-/// Connects on a thread of its own, since bootstrap blocks.
+/// Connects on a thread of its own, since the steps block. Dropping the future aborts them.
+async fn connect_on_thread(
+    world: World,
+    connect: impl FnOnce(&World) -> Result<Communicator, ConnectError> + Send + 'static,
+) -> Result<Communicator, ConnectError> {
+    let mut wanted = AbortOnDrop(Some(world.share()));
+    let connected = on_own_thread(world.rank(), move || connect(&world)).await;
+    wanted.0 = None;
+    connected
+}
+
+/// Ends the steps of a communicator that nobody waits for any more.
+struct AbortOnDrop(Option<World>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        if let Some(world) = &self.0 {
+            world.control().abort(world.communicator(), reason::INTERRUPTED);
+        }
+    }
+}
+
+/// Runs on a thread of its own what blocks.
 pub(super) async fn on_own_thread(
     rank: Rank,
     connect: impl FnOnce() -> Result<Communicator, ConnectError> + Send + 'static,
@@ -237,7 +260,8 @@ mod tests {
             };
             let deadline = Instant::now() + AMPLE;
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
-            connect(&World::new(rank, control), &select.into(), None).map(|comm| comm.explain())
+            connect(&World::new(rank, control).connecting(), &select.into(), None)
+                .map(|comm| comm.explain())
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
@@ -349,33 +373,35 @@ mod tests {
         assert_eq!(rebuild([Some(1), None, Some(0)]).unwrap(), differ);
     }
 
-    /// Two ranks that connect, each as the successor of a line where it knows one.
-    fn connected(worlds: &[World], lines: [Option<u32>; 2]) -> Vec<Communicator> {
+    /// Two ranks that connect, each as the successor of a lineage where it knows one.
+    fn connected(worlds: &[World], lineages: [Option<u32>; 2]) -> Vec<Communicator> {
         std::thread::scope(|scope| {
-            let rank = |(world, line)| {
-                scope.spawn(move || connect(world, &Select::Host.into(), line).unwrap())
+            let rank = |(world, lineage)| {
+                let world = World::connecting(world);
+                scope.spawn(move || connect(&world, &Select::Host.into(), lineage).unwrap())
             };
-            let ranks: Vec<_> = worlds.iter().zip(lines).map(rank).collect();
+            let ranks: Vec<_> = worlds.iter().zip(lineages).map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
 
     #[test]
-    fn ranks_that_have_rebuilt_a_communicator_more_or_less_often_are_of_its_line() {
-        let line = |comm: &Communicator| (comm.inner.world.communicator(), comm.inner.world.line());
+    fn ranks_that_have_rebuilt_a_communicator_more_or_less_often_are_of_its_lineage() {
+        let lineage =
+            |comm: &Communicator| (comm.inner.world.communicator(), comm.inner.world.lineage());
         let old = World::local(2).unwrap();
         connected(&old, [None; 2]);
         let second = connected(&old, [None; 2]);
-        assert_eq!(second.iter().map(line).collect::<Vec<_>>(), [(1, 1); 2]);
+        assert_eq!(second.iter().map(lineage).collect::<Vec<_>>(), [(1, 1); 2]);
         // The first rank rebuilds it, with a replacement.
-        let rebuilt = connected(&World::local(2).unwrap(), [Some(line(&second[0]).1), None]);
-        assert_eq!(rebuilt.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
+        let rebuilt = connected(&World::local(2).unwrap(), [Some(lineage(&second[0]).1), None]);
+        assert_eq!(rebuilt.iter().map(lineage).collect::<Vec<_>>(), [(0, 1); 2]);
         // The second has not, and both do.
         let again = connected(
             &World::local(2).unwrap(),
-            [Some(line(&rebuilt[0]).1), Some(line(&second[1]).1)],
+            [Some(lineage(&rebuilt[0]).1), Some(lineage(&second[1]).1)],
         );
-        assert_eq!(again.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
+        assert_eq!(again.iter().map(lineage).collect::<Vec<_>>(), [(0, 1); 2]);
     }
 
     #[test]

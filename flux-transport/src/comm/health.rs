@@ -169,6 +169,8 @@ impl Health {
             let _ = self.aborted.set(PeerFault::Aborted { by, reason });
         }
         match notice {
+            // It has left this communicator before: its process may end as it likes.
+            Notice::Lost(rank) if self.departures.last_of(rank).is_some() => {}
             // A panicked thread is as gone as a dead process, in whichever communicator it
             // panicked.
             Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {

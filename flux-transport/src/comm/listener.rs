@@ -95,7 +95,7 @@ mod tests {
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
         let ear = NoticeListener::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {
-            scope.spawn(|| peer.abort_peers(0, 7));
+            scope.spawn(|| peer.abort(0, 7));
             hears.recv_timeout(AMPLE).unwrap();
             drop(ear);
             drop(health);
@@ -103,6 +103,6 @@ mod tests {
             let _ = dropped.send(());
         });
         assert_eq!(freed_by.get(), Some(&std::thread::current().id()));
-        peer.abort_peers(0, 8);
+        peer.abort(0, 8);
     }
 }

@@ -13,10 +13,10 @@ use super::failure::GATHER;
 use crate::ConnectError;
 use crate::backends::failing;
 use crate::backends::reason;
+use crate::bootstrap::START;
 use crate::bootstrap::control::{
     Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of,
 };
-use crate::bootstrap::{self, START};
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
@@ -95,7 +95,14 @@ impl Communicator {
         match how {
             Rebuild::Survivors => {
                 let Regrouped { control, members } = self.survivors()?;
-                let named = |error| OldNumbers::new(&members).connect_error(error);
+                // A leader that was stopped meanwhile may make a group that the others have left.
+                let named = |error| {
+                    let left_out_by = self.inner.world.control().left_out_by();
+                    left_out_by.map_or_else(
+                        || OldNumbers::new(&members).connect_error(error),
+                        |by| ConnectError::GivenUp { by },
+                    )
+                };
                 self.connect_in(control)
                     .map_err(named)
                     .inspect_err(|error| self.stopped_in_connecting(error))
@@ -106,8 +113,8 @@ impl Communicator {
 
     fn connect_in(&self, control: Arc<dyn ControlPlane>) -> Result<Self, ConnectError> {
         let inner = &self.inner;
-        let world = inner.world.moved(control);
-        connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
+        let world = inner.world.moved(control).connecting();
+        connect(&world, &inner.options, Some(inner.world.lineage())).inspect_err(|_| disown(&world))
     }
 
     /// Breaks this communicator, tells the peers, and waits until this rank's calls have ended.
@@ -202,9 +209,10 @@ impl Communicator {
 
     fn whole(&self) -> Result<Arc<dyn ControlPlane>, ConnectError> {
         let world: &World = &self.inner.world;
-        if let Some(environment) = world.environment() {
+        if let Some(joining) = world.joining_again() {
             // A replacement takes as long to start as any rank of a launch.
-            let joined = bootstrap::join(environment, Instant::now() + START.max(self.deadline()));
+            let deadline = Instant::now() + START.max(self.deadline());
+            let joined = pollster::block_on(joining.join(deadline));
             // Who is alive and did not come may have gone on with the survivors.
             let left_out_by =
                 || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());

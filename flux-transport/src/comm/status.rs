@@ -133,7 +133,7 @@ impl Communicator {
                 if record.abort == reason::NCCL && record.rank == health.rank().get() {
                     // It began here, as far as is known; not every peer has failing messages with
                     // this rank.
-                    control.abort_peers(world.communicator(), reason::NCCL);
+                    control.abort(world.communicator(), reason::NCCL);
                 }
                 fault
             }

@@ -103,7 +103,7 @@ impl Collective<'_> {
         let control = self.control();
         let own = At { step: Step::Memory, communicator: self.communicator() };
         let given = control
-            .exchange_with_fds(&own.encode(), fds, deadline)
+            .exchange_with_fds(self.communicator(), &own.encode(), fds, deadline)
             .map_err(|error| own.late(error))?;
         let cut = given.iter().any(|given| given.cut);
         let payloads = control

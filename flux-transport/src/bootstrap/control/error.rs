@@ -21,6 +21,13 @@ pub enum ControlError {
     /// A peer has left in good order, and so takes no part in this step.
     #[error("rank {rank} has left the world, so no step with it can be taken")]
     PeerLeft { rank: Rank },
+    /// A rank has aborted the communicator whose step this is.
+    #[error("rank {rank} aborted: {}", crate::backends::reason::words(*reason))]
+    Aborted {
+        rank: Rank,
+        /// As of [`Fault::Aborted`](crate::Fault::Aborted).
+        reason: u32,
+    },
     /// What needs one host was to be done in a world of several.
     #[error(
         "rank {rank} and rank {peer} are on different hosts: descriptors are passed between the \

@@ -9,12 +9,12 @@ mod state;
 use super::error::ControlError;
 use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
-use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
+use super::plane::{ControlPlane, Given, Launch, NO_COMMUNICATOR, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use crate::sync::locked;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use state::{Content, NewEnd, Post, PostSlot, Presence, Shared};
+use state::{Content, NewEnd, Post, PostSlot, Presence, ThreadGroup};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
@@ -22,29 +22,34 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct LocalControl {
     rank: Rank,
-    shared: Arc<Shared>,
-    steps: Steps,
+    shared: Arc<ThreadGroup>,
 }
 
 impl LocalControl {
     /// The ends of a world, by rank.
     pub(crate) fn world_of(world: WorldSize) -> Vec<Self> {
-        let shared = Arc::new(Shared::new(world));
-        world.ranks().map(|rank| Self::of(rank, Arc::clone(&shared))).collect()
+        let shared = Arc::new(ThreadGroup::new(world));
+        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
     }
 
-    fn of(rank: Rank, shared: Arc<Shared>) -> Self {
-        Self { rank, shared, steps: Steps::default() }
+    fn steps(&self) -> &Steps {
+        &self.shared.steps[self.rank.index()]
     }
 
-    fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
-        self.steps
-            .take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
+    fn step(
+        &self,
+        communicator: u32,
+        content: Content,
+        deadline: Instant,
+    ) -> Result<Vec<Content>, ControlError> {
+        self.steps().take(self.rank, (content.step(), communicator), deadline, |step| {
+            self.meet((step, communicator), content, deadline)
+        })
     }
 
     fn meet(
         &self,
-        step: u64,
+        (step, communicator): (u64, u32),
         content: Content,
         deadline: Instant,
     ) -> Result<Vec<Content>, ControlError> {
@@ -62,6 +67,9 @@ impl LocalControl {
             if missing.is_empty() {
                 break;
             }
+            if let Some(aborted) = self.steps().aborted(communicator) {
+                return Err(aborted);
+            }
             for &rank in &missing {
                 match state.presence[rank.index()] {
                     Presence::Here => {}
@@ -73,7 +81,7 @@ impl LocalControl {
             if left.is_zero() {
                 return Err(ControlError::Timeout { step: doing, missing });
             }
-            self.steps.awaits(missing);
+            self.steps().awaits(missing);
             state = self
                 .shared
                 .changed
@@ -145,8 +153,13 @@ impl ControlPlane for LocalControl {
         &self.shared.hosts
     }
 
-    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
-        let all = self.step(Content::Bytes(payload.into()), deadline)?;
+    fn exchange_in(
+        &self,
+        communicator: u32,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, ControlError> {
+        let all = self.step(communicator, Content::Bytes(payload.into()), deadline)?;
         Ok(all
             .iter()
             .map(
@@ -159,6 +172,7 @@ impl ControlPlane for LocalControl {
 
     fn exchange_with_fds(
         &self,
+        communicator: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
@@ -166,7 +180,8 @@ impl ControlPlane for LocalControl {
         let io = |source| ControlError::Io { step: "exchange of descriptors", source };
         let own: Vec<OwnedFd> =
             fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<_, _>>().map_err(io)?;
-        let all = self.step(Content::Descriptors(payload.into(), own.into()), deadline)?;
+        let content = Content::Descriptors(payload.into(), own.into());
+        let all = self.step(communicator, content, deadline)?;
         let duplicate = |(rank, content): (Rank, &Content)| {
             let Content::Descriptors(bytes, fds) = content else {
                 return Ok(Given::default());
@@ -182,7 +197,7 @@ impl ControlPlane for LocalControl {
     }
 
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step(Content::Nothing, deadline).map(drop)
+        self.step(NO_COMMUNICATOR, Content::Nothing, deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {
@@ -208,8 +223,15 @@ impl ControlPlane for LocalControl {
         self.leave(Presence::Left);
     }
 
-    fn abort_peers(&self, communicator: u32, reason: u32) {
+    fn abort(&self, communicator: u32, reason: u32) {
+        // In this order: whose step ends finds the fault.
         self.notify(Notice::Aborted { by: self.rank, communicator, reason });
+        for steps in &self.shared.steps {
+            steps.abort(communicator, self.rank, reason);
+        }
+        // Under the lock: whoever has looked waits by now.
+        drop(locked(&self.shared.state));
+        self.shared.changed.notify_all();
     }
 
     fn depart(&self, communicator: u32, last: Epoch) {
@@ -257,7 +279,7 @@ impl ControlPlane for LocalControl {
         let NewEnd { rank, shared, members } =
             regroup::meet(&self.shared, self.rank, without, deadline)?;
         Ok(Regrouped {
-            control: Arc::new(Self::of(rank, shared)),
+            control: Arc::new(Self { rank, shared }),
             members: ranks_of(members).collect(),
         })
     }

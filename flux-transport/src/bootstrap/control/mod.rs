@@ -24,6 +24,7 @@ pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of, record_from, record_to_bytes};
 pub(crate) use local::LocalControl;
 pub use local::local_planes;
+pub(crate) use plane::NO_COMMUNICATOR;
 pub use plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 pub use step::{Collective, Step};
 pub(crate) use steps::Steps;

@@ -68,10 +68,13 @@ pub struct Regrouped {
 /// Is told of notices; called on whatever thread learns of them, so it does not block.
 pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
+/// The number of a step that no communicator takes.
+pub(crate) const NO_COMMUNICATOR: u32 = u32::MAX;
+
 /// One rank's end of the control plane.
 ///
 /// Dropping an end without [`goodbye`](Self::goodbye), or its process's death, loses the rank to
-/// its peers. Children of a fork without exec hold copies of its connections and delay that.
+/// its peers. Only the process that connected counts, not children of its fork.
 pub trait ControlPlane: Send + Sync + Debug {
     /// This end's rank.
     fn rank(&self) -> Rank;
@@ -85,13 +88,26 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Which ranks share a host.
     fn hosts(&self) -> &Hosts;
 
-    /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
-    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
+    /// Gives `payload` to every rank at a step of a communicator, and returns what each rank gave,
+    /// by rank, this one included. [`abort`](Self::abort) of the communicator, by any rank, ends it.
+    fn exchange_in(
+        &self,
+        communicator: u32,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// As [`exchange`](Self::exchange), and passes duplicates of `fds` to every peer on this rank's
-    /// [host](Self::hosts). Returns those of each peer; none at the own index and from other hosts.
+    /// As [`exchange_in`](Self::exchange_in), of no communicator.
+    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+        self.exchange_in(NO_COMMUNICATOR, payload, deadline)
+    }
+
+    /// As [`exchange_in`](Self::exchange_in), and passes duplicates of `fds` to every peer on this
+    /// rank's [host](Self::hosts). Returns those of each peer; none at the own index and from other
+    /// hosts.
     fn exchange_with_fds(
         &self,
+        communicator: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
@@ -103,7 +119,11 @@ pub trait ControlPlane: Send + Sync + Debug {
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
-        Ok(self.exchange_with_fds(&[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
+        Ok(self
+            .exchange_with_fds(NO_COMMUNICATOR, &[], fds, deadline)?
+            .into_iter()
+            .map(|given| given.fds)
+            .collect())
     }
 
     /// Returns when every rank has come here.
@@ -115,8 +135,9 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
     fn goodbye(&self);
 
-    /// Asks the peers to give up their waits in a communicator; does not wait. `reason` is not 0.
-    fn abort_peers(&self, communicator: u32, reason: u32);
+    /// Ends this rank's steps of a communicator, those in progress and later ones, and asks the
+    /// peers to give up their waits in it; does not wait. `reason` is not 0.
+    fn abort(&self, communicator: u32, reason: u32);
 
     /// Tells the peers that this rank makes no call of a communicator after `last`; does not wait.
     fn depart(&self, communicator: u32, last: Epoch);

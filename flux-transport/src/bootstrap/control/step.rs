@@ -92,7 +92,9 @@ impl<'a> Collective<'a> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };
         let message = [&own.encode()[..], payload].concat();
-        let said = control.exchange(&message, deadline).map_err(|error| own.late(error))?;
+        let said = control
+            .exchange_in(communicator, &message, deadline)
+            .map_err(|error| own.late(error))?;
         control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
     }
 }

@@ -1,7 +1,8 @@
 //! Serialises the steps that several threads of a rank take in one world.
 //!
 //! Invariant: one thread at a time is in a step, and steps are numbered in order. After the first
-//! failure, also a turn that does not come in time, nobody takes another.
+//! failure, also a turn that does not come in time, nobody takes another. Nobody takes a step of a
+//! communicator that is aborted.
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
@@ -25,29 +26,52 @@ struct State {
     /// Whether a thread is in the step before it.
     taken: bool,
     failed: Option<String>,
+    aborted: Vec<Abort>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Abort {
+    communicator: u32,
+    by: Rank,
+    reason: u32,
+}
+
+impl State {
+    /// Whether steps of a communicator have ended, and by whom.
+    fn aborted(&self, communicator: u32) -> Option<ControlError> {
+        let found = self.aborted.iter().find(|abort| abort.communicator == communicator)?;
+        Some(ControlError::Aborted { rank: found.by, reason: found.reason })
+    }
 }
 
 struct InStep<'s>(&'s Steps);
 
 impl Steps {
-    /// Runs `take` as the next step, with its number, once no other thread is in one.
+    /// Runs `take` as the next step, with its number, once no other thread is in one. It ends when
+    /// [`aborted`](Self::aborted) says so of its communicator.
     ///
     /// # Errors
     /// Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in time;
-    /// [`ControlError::Protocol`] after a failure.
+    /// [`ControlError::Aborted`] of an aborted communicator; [`ControlError::Protocol`] after a
+    /// failure.
     pub(crate) fn take<T>(
         &self,
         rank: Rank,
-        step: &'static str,
+        (step, communicator): (&'static str, u32),
         deadline: Instant,
         take: impl FnOnce(u64) -> Result<T, ControlError>,
     ) -> Result<T, ControlError> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let busy = |state: &mut State| state.taken && state.failed.is_none();
+        let busy = |state: &mut State| {
+            state.taken && state.failed.is_none() && state.aborted(communicator).is_none()
+        };
         let (mut state, _) = self
             .ended
             .wait_timeout_while(locked(&self.state), left, busy)
             .unwrap_or_else(PoisonError::into_inner);
+        if let Some(aborted) = state.aborted(communicator) {
+            return Err(aborted);
+        }
         if let Some(first) = &state.failed {
             let detail = format!(
                 "an earlier step of this rank failed, so it is out of step with its peers, in all \
@@ -72,6 +96,21 @@ impl Steps {
         drop(state);
         let _in_step = InStep(self);
         take(number).map_err(|error| self.fail(error))
+    }
+
+    /// Ends the steps of a communicator, if it is the first to do so. Whoever waits in one must be
+    /// woken.
+    pub(crate) fn abort(&self, communicator: u32, by: Rank, reason: u32) {
+        let mut state = locked(&self.state);
+        if state.aborted(communicator).is_none() {
+            state.aborted.push(Abort { communicator, by, reason });
+        }
+        self.ended.notify_all();
+    }
+
+    /// Why a step of a communicator ends before its deadline.
+    pub(crate) fn aborted(&self, communicator: u32) -> Option<ControlError> {
+        locked(&self.state).aborted(communicator)
     }
 
     /// Notes whom the step in progress waits for from now on.
@@ -118,7 +157,7 @@ mod tests {
         std::thread::scope(|scope| {
             let steps = &steps;
             let long = scope.spawn(move || {
-                steps.take(OWN, "exchange", after(60 * SECOND), |number| {
+                steps.take(OWN, ("exchange", 0), after(60 * SECOND), |number| {
                     steps.awaits([Rank::new(3)]);
                     taken.send(()).unwrap();
                     is_let_go.recv_timeout(60 * SECOND).unwrap();
@@ -126,7 +165,7 @@ mod tests {
                 })
             });
             is_taken.recv_timeout(60 * SECOND).unwrap();
-            match steps.take(OWN, "barrier", after(SECOND / 20), |_| Ok(())).unwrap_err() {
+            match steps.take(OWN, ("barrier", 0), after(SECOND / 20), |_| Ok(())).unwrap_err() {
                 ControlError::Timeout { step: "barrier", missing } => {
                     assert_eq!(missing, [Rank::new(3)]);
                 }
@@ -135,7 +174,10 @@ mod tests {
             // Its peers take that step next, so nobody here takes another, whatever becomes of the
             // one in progress.
             let refused = || {
-                steps.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string()
+                steps
+                    .take(OWN, ("exchange", 0), after(60 * SECOND), |_| Ok(()))
+                    .unwrap_err()
+                    .to_string()
             };
             let text = refused();
             assert!(
@@ -158,7 +200,7 @@ mod tests {
                     taken.try_lock().unwrap().push(number);
                     Ok(())
                 };
-                steps.take(OWN, "barrier", after(60 * SECOND), note).unwrap();
+                steps.take(OWN, ("barrier", 0), after(60 * SECOND), note).unwrap();
             }
         };
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(hundred))));

@@ -18,7 +18,7 @@ pub use place::{Address, HostPlace, NetworkPlace, Place};
 
 use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
-pub(crate) use self::place::{runtime_directory, variable_of};
+pub(crate) use self::place::{own_address, runtime_directory, variable_of};
 use self::variables::Variables;
 use super::error::BootstrapError;
 use super::names::{
@@ -47,7 +47,8 @@ const NO_LAUNCHER: &str = "none";
 /// `none`.
 ///
 /// For any launcher: `FLUX_RENDEZVOUS` says where to meet, `FLUX_SECRET_FILE` or `FLUX_SECRET` is
-/// the secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart. Without
+/// the secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart, and
+/// `FLUX_ADDRESS` is this host's address for the others. Without
 /// `FLUX_RENDEZVOUS` rank 0 listens on the first free one of eight ports, from 20000 to 32000, that
 /// follow from the launch; never on `MASTER_PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,7 +191,9 @@ impl Environment {
     ) -> Result<Place, BootstrapError> {
         let secret = Secret::from_variables(vars.lookup)?.ok_or(BootstrapError::NoSecret)?;
         let (directory, host_id) = (runtime_directory(vars.lookup), vars.get(FLUX_HOST_ID));
-        Ok(Place::Network(NetworkPlace { address, secret, launch, directory, host_id }))
+        let own_address = own_address(vars.lookup)?;
+        let place = NetworkPlace { address, secret, launch, directory, host_id, own_address };
+        Ok(Place::Network(place))
     }
 }
 

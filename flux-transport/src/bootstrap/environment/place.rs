@@ -1,10 +1,12 @@
 //! Where the ranks of a launch meet.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use super::variables::Variables;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::names::{FLUX_HOST_ID, FLUX_RENDEZVOUS};
+use crate::bootstrap::names::{FLUX_ADDRESS, FLUX_HOST_ID, FLUX_RENDEZVOUS};
 use crate::bootstrap::secret::Secret;
 
 /// Where the ranks of one launch meet.
@@ -68,6 +70,8 @@ pub struct NetworkPlace {
     pub directory: PathBuf,
     /// Sets ranks apart that could share a host.
     pub host_id: Option<OsString>,
+    /// This host's address for the others, where it is said.
+    pub own_address: Option<IpAddr>,
 }
 
 impl NetworkPlace {
@@ -88,6 +92,7 @@ impl NetworkPlace {
             launch,
             directory: runtime_directory(&lookup),
             host_id: lookup(FLUX_HOST_ID),
+            own_address: own_address(&lookup)?,
         })
     }
 }
@@ -151,6 +156,20 @@ pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
     let bytes = parts.iter().flat_map(|part| part.iter().copied());
     lengths.chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// What `FLUX_ADDRESS` says; an IPv6 address may be in brackets.
+pub(crate) fn own_address(
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Option<IpAddr>, BootstrapError> {
+    let vars = Variables { lookup };
+    let Some(value) = vars.get(FLUX_ADDRESS).filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let text = value.to_str().unwrap_or_default();
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let wanted = "an IP address of this host";
+    bare.parse().map(Some).map_err(|_| vars.wrong(FLUX_ADDRESS, wanted))
 }
 
 /// Where private run-time directories are made: `XDG_RUNTIME_DIR` if it is a directory, else

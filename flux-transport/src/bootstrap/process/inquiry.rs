@@ -4,10 +4,10 @@
 //! with its number only.
 //!
 //! A rank decides that an answer has not come only after a last look at unread messages
-//! ([`Shared::wait`]): a process that was stopped finds its deadline over.
+//! ([`Endpoint::wait`]): a process that was stopped finds its deadline over.
 
+use super::endpoint::{Endpoint, Inbox, PeerEnd};
 use super::frame::Kind;
-use super::shared::{Inbox, PeerEnd, Shared};
 use crate::bootstrap::control::Answer;
 use flux_core::Rank;
 use std::sync::Weak;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// For an answer, which the monitor does not wait to send: who asks reads at once, or has gone on.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(5);
 
-impl Shared {
+impl Endpoint {
     /// The monitor's answer to a question: the number of the question, then what an answerer says.
     pub(crate) fn answer(&self, asker: Rank, question: &[u8]) {
         let Some((number, communicator)) = question.split_first_chunk::<4>() else { return };

@@ -4,11 +4,11 @@
 //! inbox. So a sender never waits for a busy peer, and a peer's end is seen when it happens. A peer
 //! has at most [`AHEAD`] frames in the inbox.
 
+use super::endpoint::{Arrived, Endpoint, PeerEnd, Sockets};
 use super::frame::{self, Kind, MAX_FRAME};
 use super::inquiry::AT_ONCE;
-use super::shared::{Arrived, PeerEnd, Shared, Sockets};
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::{GaveUp, Notice};
-use crate::bootstrap::link::Link;
 use crate::bootstrap::socket::{self, Message, Received};
 use flux_core::Rank;
 use flux_core::signal::Epoch;
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// A peer that took part in a step may have sent the next one's frame, and no more.
 const AHEAD: usize = 2;
 
-impl Shared {
+impl Endpoint {
     /// Records a peer's end and tells watchers, outside the lock: they may use the plane.
     fn end(&self, rank: Rank, end: PeerEnd) {
         let lost = end != PeerEnd::Left;
@@ -46,7 +46,7 @@ impl Shared {
     }
 
     pub(crate) fn monitor(&self) {
-        let mut open: Vec<(Rank, &Link)> = self.peers().collect();
+        let mut open: Vec<(Rank, &Connection)> = self.peers().collect();
         let mut buffer = vec![0; MAX_FRAME];
         loop {
             let mut watched: Vec<_> =
@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    fn read(&self, rank: Rank, link: &Link, buffer: &mut [u8]) -> Option<PeerEnd> {
+    fn read(&self, rank: Rank, link: &Connection, buffer: &mut [u8]) -> Option<PeerEnd> {
         loop {
             match link.receive(buffer) {
                 Ok(Received::Message(Message { length, descriptors, cut })) => {
@@ -140,7 +140,9 @@ impl Shared {
             Kind::Abort => match body.as_chunks() {
                 (&[communicator, reason], []) if reason != [0; 4] => {
                     let [communicator, reason] = [communicator, reason].map(u32::from_le_bytes);
+                    // In this order: whose step ends finds the fault.
                     self.tell(Notice::Aborted { by: rank, communicator, reason });
+                    self.abort_steps(communicator, rank, reason);
                 }
                 _ => {
                     return Some(PeerEnd::Broke(

@@ -15,12 +15,12 @@ use flux_core::{Rank, WorldSize};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::endpoint::{Arrived, Endpoint, PeerEnd};
 use super::frame::{Header, Kind, MAX_BODY};
 use super::regroup::NewGroup;
-use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING,
-    Regrouped, Steps, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, NO_COMMUNICATOR,
+    Notice, REGROUPING, Regrouped, Watcher, mask_of, ranks_of,
 };
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
@@ -30,8 +30,7 @@ use crate::bootstrap::socket::MAX_DESCRIPTORS;
 pub(crate) struct ProcessControl {
     pub(crate) world: WorldSize,
     hosts: Hosts,
-    pub(crate) shared: Arc<Shared>,
-    steps: Steps,
+    pub(crate) endpoint: Arc<Endpoint>,
     said_goodbye: AtomicBool,
     monitor: Option<JoinHandle<()>>,
 }
@@ -42,8 +41,8 @@ impl ProcessControl {
         let Mesh { rank, world, hosts, links } = mesh;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(BootstrapError::io("making the descriptor that stops the monitor"))?;
-        let shared = Arc::new(Shared::new(rank, links, stop));
-        let theirs = Arc::clone(&shared);
+        let endpoint = Arc::new(Endpoint::new(rank, links, stop));
+        let theirs = Arc::clone(&endpoint);
         let monitor = std::thread::Builder::new()
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
@@ -54,21 +53,20 @@ impl ProcessControl {
         Ok(Self {
             world,
             hosts,
-            shared,
-            steps: Steps::default(),
+            endpoint,
             said_goodbye: AtomicBool::new(false),
             monitor: Some(monitor),
         })
     }
 
     fn own_fault(&self, detail: String) -> ControlError {
-        ControlError::Protocol { rank: self.shared.rank, detail }
+        ControlError::Protocol { rank: self.endpoint.rank, detail }
     }
 
     /// One step: the peers' frames by rank, none for this rank.
     fn step(
         &self,
-        kind: Kind,
+        (kind, communicator): (Kind, u32),
         body: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
@@ -91,10 +89,11 @@ impl ProcessControl {
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
-        self.steps.take(self.shared.rank, kind.name(), deadline, |sequence| {
+        let Endpoint { rank, steps, .. } = &*self.endpoint;
+        steps.take(*rank, (kind.name(), communicator), deadline, |sequence| {
             let header = Header { kind, descriptors, sequence };
             self.send_all(header, body, fds, deadline)?;
-            self.collect(header, deadline)
+            self.collect(header, communicator, deadline)
         })
     }
 
@@ -110,14 +109,14 @@ impl ProcessControl {
         let without = Header { descriptors: 0, ..header }.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
         let (before, after): (Vec<_>, Vec<_>) =
-            self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
+            self.endpoint.peers().partition(|&(rank, _)| rank < self.endpoint.rank);
         for (rank, link) in after.into_iter().chain(before) {
-            let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) {
+            let (bytes, fds) = if self.hosts.together(self.endpoint.rank, rank) {
                 (&bytes, fds)
             } else {
                 (&without, &[][..])
             };
-            self.steps.awaits([rank]);
+            self.endpoint.steps.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
@@ -135,12 +134,12 @@ impl ProcessControl {
     }
 
     fn how_ended(&self, rank: Rank, deadline: Instant) -> ControlError {
-        let (mut inbox, mut looked) = (self.shared.inbox(), false);
+        let (mut inbox, mut looked) = (self.endpoint.inbox(), false);
         loop {
             if let Some(end) = &inbox.peers[rank.index()].end {
                 return ended(rank, end);
             }
-            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+            let Some(changed) = self.endpoint.wait(inbox, deadline, &mut looked) else {
                 return ended(rank, &PeerEnd::Lost);
             };
             inbox = changed;
@@ -151,13 +150,14 @@ impl ProcessControl {
     fn collect(
         &self,
         header: Header,
+        communicator: u32,
         deadline: Instant,
     ) -> Result<Vec<Option<Arrived>>, ControlError> {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
-        let (mut inbox, mut looked) = (self.shared.inbox(), false);
+        let (mut inbox, mut looked) = (self.endpoint.inbox(), false);
         loop {
             let mut missing = 0;
-            for (rank, _) in self.shared.peers() {
+            for (rank, _) in self.endpoint.peers() {
                 let place = &mut frames[rank.index()];
                 if place.is_some() {
                     continue;
@@ -170,7 +170,7 @@ impl ProcessControl {
                                 |(kind, sequence)| format!("step {sequence} ({})", kind.name()),
                             );
                         let detail =
-                            format!("it is at {theirs}, rank {} is at {ours}", self.shared.rank);
+                            format!("it is at {theirs}, rank {} is at {ours}", self.endpoint.rank);
                         return Err(ControlError::Protocol { rank, detail });
                     }
                     *place = Some(frame);
@@ -183,8 +183,11 @@ impl ProcessControl {
             if missing == 0 {
                 return Ok(frames);
             }
-            self.steps.awaits(ranks_of(missing));
-            let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
+            if let Some(aborted) = self.endpoint.steps.aborted(communicator) {
+                return Err(aborted);
+            }
+            self.endpoint.steps.awaits(ranks_of(missing));
+            let Some(changed) = self.endpoint.wait(inbox, deadline, &mut looked) else {
                 return Err(timeout(header.kind, ranks_of(missing)));
             };
             inbox = changed;
@@ -206,7 +209,7 @@ fn ended(rank: Rank, end: &PeerEnd) -> ControlError {
 
 impl ControlPlane for ProcessControl {
     fn rank(&self) -> Rank {
-        self.shared.rank
+        self.endpoint.rank
     }
 
     fn world(&self) -> WorldSize {
@@ -221,8 +224,13 @@ impl ControlPlane for ProcessControl {
         &self.hosts
     }
 
-    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
-        let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
+    fn exchange_in(
+        &self,
+        communicator: u32,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, ControlError> {
+        let frames = self.step((Kind::Exchange, communicator), payload, &[], deadline)?;
         Ok(frames
             .into_iter()
             .map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body))
@@ -231,11 +239,12 @@ impl ControlPlane for ProcessControl {
 
     fn exchange_with_fds(
         &self,
+        communicator: u32,
         payload: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Vec<Given>, ControlError> {
-        let frames = self.step(Kind::Descriptors, payload, fds, deadline)?;
+        let frames = self.step((Kind::Descriptors, communicator), payload, fds, deadline)?;
         let given = |frame: Option<Arrived>| match frame {
             None => Given { payload: payload.to_vec(), fds: Vec::new(), cut: false },
             Some(Arrived { body, descriptors, cut, .. }) => {
@@ -246,11 +255,11 @@ impl ControlPlane for ProcessControl {
     }
 
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step(Kind::Barrier, &[], &[], deadline).map(drop)
+        self.step((Kind::Barrier, NO_COMMUNICATOR), &[], &[], deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {
-        let mut inbox = self.shared.inbox();
+        let mut inbox = self.endpoint.inbox();
         inbox.watchers.push(Weak::clone(&watcher));
         let lost: Vec<Rank> = self
             .world
@@ -269,47 +278,49 @@ impl ControlPlane for ProcessControl {
 
     fn goodbye(&self) {
         if !self.said_goodbye.swap(true, Ordering::Relaxed) {
-            self.shared.part(Kind::Goodbye, &[]);
+            self.endpoint.part(Kind::Goodbye, &[]);
         }
     }
 
-    fn abort_peers(&self, communicator: u32, reason: u32) {
-        self.shared.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
+    fn abort(&self, communicator: u32, reason: u32) {
+        self.endpoint.abort_steps(communicator, self.endpoint.rank, reason);
+        self.endpoint.part(Kind::Abort, &[communicator, reason].map(u32::to_le_bytes).concat());
     }
 
     fn depart(&self, communicator: u32, last: Epoch) {
-        self.shared.part(Kind::Depart, &[communicator, last.get()].map(u32::to_le_bytes).concat());
+        self.endpoint
+            .part(Kind::Depart, &[communicator, last.get()].map(u32::to_le_bytes).concat());
     }
 
     fn give_up(&self, what: &GaveUp) {
-        self.shared.part(Kind::GaveUp, &what.encode());
+        self.endpoint.part(Kind::GaveUp, &what.encode());
     }
 
     fn tell(&self, to: Rank, communicator: u32, words: [u32; 4]) -> bool {
         let [a, b, c, d] = words;
         let body = [communicator, a, b, c, d].map(u32::to_le_bytes).concat();
-        self.shared.send(to, Kind::Told, &body, &[], Instant::now()).is_ok()
+        self.endpoint.send(to, Kind::Told, &body, &[], Instant::now()).is_ok()
     }
 
     fn settle(&self) {
-        self.shared.settle();
+        self.endpoint.settle();
     }
 
     fn answer_with(&self, answerer: Weak<Answerer>) {
-        self.shared.inbox().questions.answer_with(answerer);
+        self.endpoint.inbox().questions.answer_with(answerer);
     }
 
     fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
-        self.shared.ask(communicator, deadline)
+        self.endpoint.ask(communicator, deadline)
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
         if let Some(peer) =
-            self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer))
+            self.world.ranks().find(|&peer| !self.hosts.together(self.endpoint.rank, peer))
         {
-            return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
+            return Err(ControlError::OtherHost { rank: self.endpoint.rank, peer });
         }
-        let NewGroup { mesh, members } = self.shared.regroup(without, deadline)?;
+        let NewGroup { mesh, members } = self.endpoint.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io {
             step: REGROUPING,
             source: std::io::Error::other(error),
@@ -321,14 +332,19 @@ impl ControlPlane for ProcessControl {
     }
 
     fn left_out_by(&self) -> Option<Rank> {
-        self.shared.left_out_by()
+        self.endpoint.left_out_by()
     }
 }
 
 impl Drop for ProcessControl {
     fn drop(&mut self) {
+        if !self.endpoint.is_here() {
+            // The monitor and the descriptor that stops it are the parent's.
+            let _kept = self.monitor.take().map(|monitor| Box::leak(Box::new(monitor)));
+            return;
+        }
         // The counter of a fresh eventfd takes one write of one without fail.
-        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.endpoint.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()
             // A watcher can hold the last reference: then this is the monitor's own thread.
             && monitor.thread().id() != std::thread::current().id()

@@ -15,7 +15,7 @@
 //! - Only its leader makes a group, and a rank is in one at a time. Two groups that go on would
 //!   have
 //!   leaders that left out each other.
-//! - A leader tells whom it leaves out, and then looks for the same ([`Shared::leave_out`]), before
+//! - A leader tells whom it leaves out, and then looks for the same ([`Endpoint::leave_out`]), before
 //!   it deals. So of two leaders at least one finds that it was left out.
 //! - Messages of a peer are read before its end is seen. A peer that is cut off is told so.
 //! - A rank that no message reaches cannot be left out: [`ControlError::Timeout`] names it again.
@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
+use super::endpoint::{Endpoint, GroupState, GroupVerdict, Inbox, Outcome, Sockets};
 use super::frame::Kind;
-use super::shared::{GroupState, GroupVerdict, Inbox, Outcome, Shared, Sockets};
 use crate::bootstrap::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 use crate::bootstrap::mesh::{Mesh, socket_rows};
 use crate::bootstrap::socket;
@@ -47,7 +47,7 @@ pub(crate) struct NewGroup {
     pub(crate) members: u32,
 }
 
-impl Shared {
+impl Endpoint {
     /// Takes note of a message about a new group.
     pub(crate) fn note_regroup(&self, by: Rank, kind: Kind, body: &[u8], sockets: Sockets) {
         let mut inbox = self.inbox();

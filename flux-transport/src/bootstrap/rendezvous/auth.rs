@@ -20,7 +20,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use rustix::io::Errno;
 use sha2::Sha256;
 
-use crate::bootstrap::link::Link;
+use super::hello::HELLO_BYTES;
+use super::roster::MAX_PAYLOAD;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::random::random;
 use crate::bootstrap::secret::Secret;
 use crate::bootstrap::socket::Received;
@@ -32,7 +34,7 @@ const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const CHALLENGE_BYTES: usize = 8 + 16 + NONCE_BYTES;
 /// Most bytes of an answer's body.
-const MAX_BODY: usize = 256;
+const MAX_BODY: usize = HELLO_BYTES + MAX_PAYLOAD;
 pub(crate) const MAX_RESPONSE: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
 
 #[derive(Clone, Copy)]
@@ -101,7 +103,7 @@ impl<'a> Response<'a> {
 }
 
 /// Tells a caller that its proof is wrong.
-pub(crate) fn deny(link: &Link, deadline: Instant) {
+pub(crate) fn deny(link: &Connection, deadline: Instant) {
     let _ = link.send(&[&DENIAL], &[], deadline);
 }
 
@@ -119,7 +121,7 @@ pub(crate) enum Miss {
 }
 
 /// Whether one's own or another launch listens at the other end: its challenge.
-pub(crate) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Challenge, Miss> {
+pub(crate) fn greet(link: &Connection, launch: u128, deadline: Instant) -> Result<Challenge, Miss> {
     let mut buffer = [0; CHALLENGE_BYTES];
     match link.await_message(&mut buffer, deadline).map_err(Miss::System)? {
         Received::Message(message) => match Challenge::decode(&buffer[..message.length]) {
@@ -136,7 +138,7 @@ pub(crate) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Chal
 /// Answers a challenge: proves this end, with `body`, to the listener, and the listener to this
 /// end.
 pub(crate) fn prove(
-    link: &Link,
+    link: &Connection,
     secret: &Secret,
     challenge: &Challenge,
     body: &[u8],

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::bootstrap::environment::{HostPlace, variable_of};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::socket;
+use crate::bootstrap::unblock::pause_for;
 
 /// Most bytes of a socket's path: `sun_path` has 108 with the final zero.
 const PATH_LIMIT: usize = 107;
@@ -170,7 +171,7 @@ fn lock(directory: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(2));
+                pause_for(Duration::from_millis(2))?;
             }
             Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(Errno::INTR) => {}

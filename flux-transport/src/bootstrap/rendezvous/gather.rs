@@ -11,9 +11,10 @@ use rustix::io::Errno;
 
 use super::hello::{GIVING_UP, Hello, PROTOCOL, Refusal, Reply};
 use super::listener::{Caller, Listener};
+use super::roster::Roster;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::socket::{self, Received};
 
 /// How long ranks that have not come yet can still hear that the group does not form.
@@ -26,14 +27,14 @@ pub(crate) struct RankGroup {
     pub(crate) own: Hello,
     pub(crate) world: WorldSize,
     pub(crate) ranks: Vec<Rank>,
-    /// Bytes that every rank says after its hello.
-    pub(crate) more: usize,
+    /// Most bytes that a rank says after its hello.
+    pub(crate) most: usize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) rank: Rank,
-    pub(crate) link: Link,
+    pub(crate) link: Connection,
     pub(crate) said: Vec<u8>,
     pid: u32,
 }
@@ -87,6 +88,20 @@ pub(crate) fn dismiss(leader: Rank, members: &[Member], errno: Errno) {
     }
 }
 
+/// Tells every member what all ranks of the world have given, the leader first, and returns it.
+pub(crate) fn tell_all(own: Vec<u8>, members: Vec<Member>) -> Vec<Vec<u8>> {
+    let (links, said): (Vec<_>, Vec<_>) =
+        members.into_iter().map(|member| (member.link, member.said)).unzip();
+    let roster = Roster { payloads: [vec![own], said].concat() };
+    let bytes = roster.encode();
+    for link in links {
+        if let Err(error) = link.send(&[&bytes], &[], Instant::now() + ANSWER) {
+            tracing::debug!(%error, "a rank left while the group formed");
+        }
+    }
+    roster.payloads
+}
+
 fn refusal_of(leader: Rank, errno: Errno) -> Refusal {
     Refusal::Leader { rank: leader.get(), errno: errno.raw_os_error().cast_unsigned() }
 }
@@ -115,8 +130,12 @@ impl<L: AsFd> Gathering<L> {
         let mut watched: Vec<_> = self.listener.watched().collect();
         // Members only so that their end wakes this up: the sweep finds it.
         watched.extend(self.members.iter().map(|member| socket::readable(&member.link)));
-        socket::wait(&mut watched, Some(until)).map_err(BootstrapError::io("waiting for ranks"))?;
+        let waited = socket::wait(&mut watched, Some(until));
         let ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if waited == Err(Errno::CANCELED) && self.verdict.is_none() {
+            self.refuse(refusal_of(self.leader(), Errno::CANCELED));
+        }
+        waited.map_err(BootstrapError::io("waiting for ranks"))?;
         match self.listener.admit(&mut ready.into_iter()) {
             Ok(callers) => callers.into_iter().for_each(|caller| self.judge(caller)),
             // Without its members it may have what it takes to tell those who are still to come.
@@ -160,7 +179,7 @@ impl<L: AsFd> Gathering<L> {
     fn judge(&mut self, caller: Caller) {
         let Caller { link, said } = caller;
         let Some((hello, said)) = Hello::decode(&said)
-            .filter(|(hello, said)| hello.protocol != PROTOCOL || said.len() == self.group.more)
+            .filter(|(hello, said)| hello.protocol != PROTOCOL || said.len() <= self.group.most)
         else {
             tracing::warn!("dropped a connection to the rendezvous that did not say hello");
             return;
@@ -235,7 +254,7 @@ impl<L: AsFd> Gathering<L> {
 }
 
 /// Answers who may be gone by now: then its connection says so at the next round.
-fn answer(link: &Link, reply: Reply) {
+fn answer(link: &Connection, reply: Reply) {
     if let Err(error) = link.send(&[&reply.encode()], &[], Instant::now() + ANSWER) {
         tracing::debug!(%error, "a rank did not hear its answer");
     }
@@ -255,7 +274,7 @@ mod tests {
         // All that they say is there before the leader looks: rank 1 has no more time, and rank 2
         // has come since.
         let comes = |rank: u32, gives_up: bool| {
-            let link = Link::Unix(socket::connect(&path).unwrap());
+            let link = Connection::Unix(socket::connect(&path).unwrap());
             link.send(&[&hello(rank).encode()], &[], Instant::now()).unwrap();
             if gives_up {
                 link.send(&[&GIVING_UP], &[], Instant::now()).unwrap();
@@ -264,7 +283,7 @@ mod tests {
         };
         let _links = [comes(1, true), comes(2, false)];
         let mut gathering = Gathering {
-            group: RankGroup { own: hello(0), world, ranks: world.ranks().collect(), more: 0 },
+            group: RankGroup { own: hello(0), world, ranks: world.ranks().collect(), most: 0 },
             listener: Listener::unix(listener),
             members: Vec::new(),
             verdict: None,

@@ -13,9 +13,9 @@ use rustix::event::PollFd;
 use rustix::io::Errno;
 
 use super::auth::{self, Challenge, MAX_RESPONSE, Response};
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::ANSWER;
-use crate::bootstrap::link::Link;
 use crate::bootstrap::secret::Secret;
 use crate::bootstrap::socket::{self, Received};
 use crate::bootstrap::tcp;
@@ -44,7 +44,7 @@ pub(crate) struct LaunchKey {
 
 #[derive(Debug)]
 struct Stranger {
-    link: Link,
+    link: Connection,
     /// What it has to answer, over TCP.
     challenge: Option<Challenge>,
     until: Instant,
@@ -53,7 +53,7 @@ struct Stranger {
 /// Who may be one of ours, and what it said.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pub(crate) link: Link,
+    pub(crate) link: Connection,
     pub(crate) said: Vec<u8>,
 }
 
@@ -134,10 +134,10 @@ impl<L: AsFd> Listener<L> {
                 tracing::warn!("refused a process of another user at the rendezvous");
                 return Ok(None);
             }
-            return Ok(Some(Stranger { link: Link::Unix(socket), challenge: None, until }));
+            return Ok(Some(Stranger { link: Connection::Unix(socket), challenge: None, until }));
         };
         let (socket, from): (OwnedFd, IpAddr) = tcp::accept(self.socket.as_fd())?;
-        let (link, challenge) = (Link::tcp(socket), Challenge::new(key.launch)?);
+        let (link, challenge) = (Connection::tcp(socket), Challenge::new(key.launch)?);
         // A fresh connection takes this much at once, or is gone.
         if let Err(error) = link.send(&[challenge.bytes()], &[], Instant::now()) {
             tracing::debug!(%from, %error, "a connection ended before it was asked anything");
@@ -185,7 +185,12 @@ impl<L: AsFd> Listener<L> {
 }
 
 /// What a caller says, if it proves that it holds the secret; then it has the proof of this end.
-fn proven(key: &LaunchKey, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
+fn proven(
+    key: &LaunchKey,
+    link: &Connection,
+    challenge: &Challenge,
+    bytes: &[u8],
+) -> Option<Vec<u8>> {
     let Some((body, proof)) =
         Response::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge))
     else {

@@ -1,15 +1,21 @@
 //! A rank's place in a launch that no variable describes.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux_core::{Rank, WorldSize};
 
 use super::{World, WorldError};
 use crate::bootstrap::deadlines::{START, start_by};
-use crate::bootstrap::environment::{Environment, HostPlace, NetworkPlace, Place};
-use crate::bootstrap::join::join;
+use crate::bootstrap::environment::{
+    Address, HostPlace, NetworkPlace, own_address, runtime_directory,
+};
+use crate::bootstrap::names::FLUX_HOST_ID;
+use crate::bootstrap::rendezvous::{Rendezvous, TcpRendezvous, UnixRendezvous};
 use crate::bootstrap::secret::Secret;
+use crate::bootstrap::{Joining, Site};
 
 impl World {
     /// Rank `rank` of `world`, where no launcher's variables say so.
@@ -73,11 +79,13 @@ pub struct Builder {
     world: WorldSize,
     local_rank: Option<u32>,
     deadline: Duration,
+    address: Option<IpAddr>,
+    generation: u64,
 }
 
 impl Builder {
     pub(super) const fn new(rank: Rank, world: WorldSize) -> Self {
-        Self { rank, world, local_rank: None, deadline: START }
+        Self { rank, world, local_rank: None, deadline: START, address: None, generation: 0 }
     }
 
     /// The rank's number among those of its host; counted by the ranks' order unless said.
@@ -94,6 +102,22 @@ impl Builder {
         self
     }
 
+    /// This host's address for ranks of other hosts. Unless said it is what `FLUX_ADDRESS` names,
+    /// else that of the route to them.
+    #[must_use]
+    pub const fn address(mut self, address: IpAddr) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// The number of this [exchange](Rendezvous::exchange) among those of the group; 0 unless said.
+    /// A process in the place of a lost rank says that of the rebuild.
+    #[must_use]
+    pub const fn generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
     /// Meets ranks that are all on this host, in an existing directory: absolute path, mode 0700,
     /// of this user, used by no other launch.
     ///
@@ -101,7 +125,8 @@ impl Builder {
     /// [`WorldError`].
     pub fn on_host(self, directory: impl Into<PathBuf>) -> Result<World, WorldError> {
         let place = HostPlace::at(directory.into(), &[]);
-        self.meet(Place::Host(place))
+        let rendezvous = Arc::new(UnixRendezvous::new(self.rank, self.world, place.clone()));
+        pollster::block_on(self.join(rendezvous, Site::Host(place)))
     }
 
     /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address and a free port of rank
@@ -111,21 +136,57 @@ impl Builder {
     /// [`WorldError`].
     pub fn across_hosts(self, address: &str, secret: Secret) -> Result<World, WorldError> {
         let place = NetworkPlace::at(address, secret)?;
-        self.meet(Place::Network(place))
+        let place = NetworkPlace { own_address: self.address.or(place.own_address), ..place };
+        let (towards, secret) = (Some(place.address.clone()), Some(place.secret.clone()));
+        let site = self.site(towards, secret)?;
+        let rendezvous = Arc::new(TcpRendezvous { rank: self.rank, world: self.world, place });
+        pollster::block_on(self.join(rendezvous, site))
     }
 
-    fn meet(self, place: Place) -> Result<World, WorldError> {
-        let Self { rank, world, local_rank, deadline } = self;
+    /// Meets ranks, on one host or several, that exchange bytes by a rendezvous of the program's
+    /// own. Dropping the future ends the wait.
+    ///
+    /// Ranks share a host where they share the running system, the user and the run-time directory
+    /// (`XDG_RUNTIME_DIR`, else `TMPDIR`, else `/tmp`); others connect over TCP.
+    ///
+    /// # Errors
+    /// [`WorldError`].
+    pub async fn meet(self, rendezvous: Arc<dyn Rendezvous>) -> Result<World, WorldError> {
+        let site = self.site(None, None)?;
+        self.join(rendezvous, site).await
+    }
+
+    /// As [`meet`](Self::meet), on this thread.
+    ///
+    /// # Errors
+    /// [`WorldError`].
+    pub fn meet_blocking(self, rendezvous: Arc<dyn Rendezvous>) -> Result<World, WorldError> {
+        pollster::block_on(self.meet(rendezvous))
+    }
+
+    fn site(&self, towards: Option<Address>, secret: Option<Secret>) -> Result<Site, WorldError> {
+        let lookup = |name: &str| std::env::var_os(name);
+        Ok(Site::Network {
+            directory: runtime_directory(&lookup),
+            host_id: lookup(FLUX_HOST_ID),
+            address: self.address.map_or_else(|| own_address(&lookup), |own| Ok(Some(own)))?,
+            towards,
+            secret,
+        })
+    }
+
+    async fn join(self, rendezvous: Arc<dyn Rendezvous>, site: Site) -> Result<World, WorldError> {
+        let Self { rank, world, local_rank, deadline, generation, .. } = self;
         if rank.get() >= world.get() {
             return Err(WorldError::Rank { rank, world });
         }
-        let environment = Environment { rank, world, local_rank: local_rank.unwrap_or(0), place };
-        let control = join(&environment, start_by(deadline))?;
+        let joining = Joining { rank, world, rendezvous, site, generation };
+        let control = joining.join(start_by(deadline)).await?;
         let local_rank = local_rank.unwrap_or_else(|| {
             let hosts = control.hosts();
             // At most a world's size.
             hosts.ranks(hosts.of(rank)).take_while(|&other| other < rank).count() as u32
         });
-        Ok(World::launched(Environment { local_rank, ..environment }, control))
+        Ok(World::joined(local_rank, joining, control))
     }
 }

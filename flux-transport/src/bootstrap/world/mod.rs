@@ -14,7 +14,7 @@ use crate::bootstrap::control::{
 };
 use crate::bootstrap::deadlines::{START, start_by};
 use crate::bootstrap::environment::Environment;
-use crate::bootstrap::join::join;
+use crate::bootstrap::mesh::Joining;
 use flux_core::{Rank, WorldSize};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ pub struct World {
     communicator: u32,
     /// Identifies a communicator and its rebuilt successors, each of which is the first of a new
     /// world.
-    line: u32,
+    lineage: u32,
 }
 
 /// Says goodbye when nobody needs the rank's peers any more.
@@ -36,8 +36,8 @@ pub struct World {
 pub(crate) struct Membership {
     control: Arc<dyn ControlPlane>,
     local_rank: u32,
-    /// How a launcher placed the rank, where one did.
-    environment: Option<Environment>,
+    /// How the rank joined, and joins again; threads do not.
+    joining: Option<Joining>,
     /// Communicators connected so far. All ranks connect in one order, so a number names one
     /// communicator.
     communicators: AtomicU32,
@@ -61,9 +61,19 @@ impl World {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
+        pollster::block_on(Self::join(deadline))
+    }
+
+    /// As [`from_env_with`](Self::from_env_with), for asynchronous programs; dropping the future
+    /// ends the wait.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub async fn join(deadline: Duration) -> Result<Self, WorldError> {
         let environment = Environment::read()?;
-        let control = join(&environment, start_by(deadline))?;
-        Ok(Self::launched(environment, control))
+        let joining = Joining::new(&environment);
+        let control = joining.join(start_by(deadline)).await?;
+        Ok(Self::joined(environment.local_rank, joining, control))
     }
 
     /// Makes `n` ranks as threads of this process; move each into its thread.
@@ -86,48 +96,45 @@ impl World {
         Self::with(local_rank, control, None)
     }
 
-    /// A rank that a launcher has placed.
-    pub(crate) fn launched(environment: Environment, control: Arc<dyn ControlPlane>) -> Self {
-        Self::with(environment.local_rank, control, Some(environment))
+    /// A rank that has joined, and can do so again.
+    fn joined(local_rank: u32, joining: Joining, control: Arc<dyn ControlPlane>) -> Self {
+        Self::with(local_rank, control, Some(joining))
     }
 
     /// The same process or thread as a rank of another world.
     pub(crate) fn moved(&self, control: Arc<dyn ControlPlane>) -> Self {
-        Self::with(self.local_rank(), control, self.membership.environment.clone())
+        Self::with(self.local_rank(), control, self.joining_again())
     }
 
-    fn with(
-        local_rank: u32,
-        control: Arc<dyn ControlPlane>,
-        environment: Option<Environment>,
-    ) -> Self {
+    fn with(local_rank: u32, control: Arc<dyn ControlPlane>, joining: Option<Joining>) -> Self {
         Self {
             membership: Arc::new(Membership {
                 control,
                 local_rank,
-                environment,
+                joining,
                 communicators: AtomicU32::new(0),
             }),
             communicator: 0,
-            line: 0,
+            lineage: 0,
         }
     }
 
-    /// How a launcher placed the rank.
-    pub(crate) fn environment(&self) -> Option<&Environment> {
-        self.membership.environment.as_ref()
+    /// How the rank joins the next generation of its launch.
+    pub(crate) fn joining_again(&self) -> Option<Joining> {
+        let joining = self.membership.joining.clone()?;
+        Some(Joining { generation: joining.generation + 1, ..joining })
     }
 
     /// A handle for the communicator about to be connected. The number is taken before the ranks
     /// meet, so threads that connect at once are told apart.
     pub(crate) fn connecting(&self) -> Self {
         let communicator = self.membership.communicators.fetch_add(1, Ordering::Relaxed);
-        Self { communicator, line: communicator, ..self.share() }
+        Self { communicator, lineage: communicator, ..self.share() }
     }
 
-    /// A handle of the same communicator, which succeeds those of `line`.
-    pub(crate) fn of_line(&self, line: u32) -> Self {
-        Self { line, ..self.share() }
+    /// A handle of the same communicator, which succeeds those of `lineage`.
+    pub(crate) fn of_lineage(&self, lineage: u32) -> Self {
+        Self { lineage, ..self.share() }
     }
 
     /// Gives this handle's number back, as the ranks have not met to connect.
@@ -147,9 +154,9 @@ impl World {
         self.communicator
     }
 
-    /// Of which line of successors its communicator is.
-    pub(crate) const fn line(&self) -> u32 {
-        self.line
+    /// Of which lineage of successors its communicator is.
+    pub(crate) const fn lineage(&self) -> u32 {
+        self.lineage
     }
 
     /// The steps of this handle's communicator.
@@ -199,7 +206,7 @@ impl World {
         Self {
             membership: Arc::clone(&self.membership),
             communicator: self.communicator,
-            line: self.line,
+            lineage: self.lineage,
         }
     }
 }

@@ -27,7 +27,7 @@ use peers::proven;
 use std::fmt::Display;
 use std::sync::Once;
 use std::time::Instant;
-use verdict::{Basis, Candidates, judge};
+use verdict::{Candidates, Evidence, judge};
 
 /// What was passed over, and why.
 #[derive(Debug, Default)]
@@ -70,8 +70,8 @@ pub(super) fn automatic(
 ) -> Result<(Box<dyn Transport>, String), ConnectError> {
     let facts = exchange(world, options)?;
     let candidates = match judge(&facts, world.size(), world.hosts(), options) {
-        Basis::Gpus(candidates) => candidates,
-        Basis::Host(why) => {
+        Evidence::Gpus(candidates) => candidates,
+        Evidence::Host(why) => {
             static SAID: Once = Once::new();
             // The ranks know the same: one of them says it.
             if world.rank() == Rank::new(0) {
@@ -86,7 +86,7 @@ pub(super) fn automatic(
                 format!("chosen by auto, as no rank has a GPU: {why}"),
             ));
         }
-        Basis::Uneven(why) => return Err(none(&why)),
+        Evidence::Uneven(why) => return Err(none(&why)),
     };
     let connect = |select| match select {
         Select::NvLink => nvlink(world, options),

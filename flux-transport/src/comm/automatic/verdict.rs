@@ -20,7 +20,7 @@ pub(super) struct Candidates {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Basis {
+pub(super) enum Evidence {
     /// No rank has a GPU, for this reason.
     Host(String),
     Gpus(Candidates),
@@ -29,7 +29,12 @@ pub(super) enum Basis {
 }
 
 /// Judges all ranks' facts, by rank, under the options that all agreed on.
-pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &Options) -> Basis {
+pub(super) fn judge(
+    facts: &[Facts],
+    world: WorldSize,
+    hosts: &Hosts,
+    options: &Options,
+) -> Evidence {
     let lacking = |rank: usize, facts: &Facts| match &facts.gpu {
         RankGpu::Found(_) => None,
         RankGpu::Absent(why) => Some(format!("rank {rank} has no GPU: {why}")),
@@ -39,14 +44,14 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         facts.iter().enumerate().filter_map(|(rank, facts)| lacking(rank, facts)).collect();
     if let Some(first) = lacking.first() {
         if facts.iter().all(|facts| matches!(facts.gpu, RankGpu::Absent(_))) {
-            return Basis::Host(first.clone());
+            return Evidence::Host(first.clone());
         }
         let others = if lacking.len() > 1 {
             format!("; and {} ranks more", lacking.len() - 1)
         } else {
             String::new()
         };
-        return Basis::Uneven(first.clone() + &others);
+        return Evidence::Uneven(first.clone() + &others);
     }
     let one_node = match options.nodes {
         None | Some(1) => apart(facts, hosts).map_or(Ok(()), Err),
@@ -61,7 +66,7 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         alone => (alone.clone(), alone),
     };
     let nodes = mixed_nodes(world, hosts, options);
-    Basis::Gpus(Candidates {
+    Evidence::Gpus(Candidates {
         nvlink: one_node.clone().and(may_share).and(allowed.clone()).map(|()| Nodes::of_all(world)),
         mixed: nodes.and_then(|nodes| alone.clone().and(allowed).map(|()| nodes)),
         pcie: one_node.and(alone.clone()),

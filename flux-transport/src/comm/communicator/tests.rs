@@ -18,30 +18,31 @@ fn word(address: u64) -> u32 {
 }
 
 #[test]
-fn an_abort_while_the_workspace_grows_ends_the_waits_on_the_new_one() {
+fn an_abort_while_the_workspace_grows_ends_the_growth_and_all_waits() {
     let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
     let connect = |world: World| Communicator::connect_blocking(&world, Select::Host).unwrap();
     std::thread::scope(|scope| {
         let [aborts, grows] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
-        scope.spawn(move || {
+        let grown = scope.spawn(move || {
             let comm = connect(grows);
-            comm.reserve(size).unwrap();
-            assert_eq!(comm.workspace_size(), size);
+            let refused = comm.reserve(size).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    TransportError::Broken { fault: Fault::Aborted { reason: 7, .. } }
+                ),
+                "{refused}"
+            );
             assert_eq!(word(comm.workspace().fault + ABORT_OFFSET), 7);
             assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { .. })));
-            comm.barrier().unwrap();
         });
         let comm = connect(aborts);
-        let (world, transport) = (&comm.inner.world, comm.inner.health.transport());
-        let steps = world.steps();
-        // The steps of `reserve`, so that the peer, which has found nothing wrong, cannot have
-        // grown when it hears of the abort.
+        let steps = comm.inner.world.steps();
+        // The first step of `reserve`, so that the peer waits in the second.
         agree_at(steps, Step::Reserve, &Ok::<_, TransportError>(encode(size)), comm.until())
             .unwrap();
-        comm.abort_peers(7);
-        agree(steps, &Ok::<_, TransportError>([]), comm.until()).unwrap();
-        transport.reserve(size, steps, comm.until()).unwrap();
-        comm.barrier().unwrap();
+        comm.abort(7);
+        grown.join().unwrap();
     });
 }
 

@@ -63,6 +63,9 @@ impl<'m> OldNumbers<'m> {
                 missing: missing.into_iter().map(|rank| self.rank(rank)).collect(),
             },
             ControlError::PeerLost { rank } => ControlError::PeerLost { rank: self.rank(rank) },
+            ControlError::Aborted { rank, reason } => {
+                ControlError::Aborted { rank: self.rank(rank), reason }
+            }
             ControlError::PeerLeft { rank } => ControlError::PeerLeft { rank: self.rank(rank) },
             ControlError::OtherHost { rank, peer } => {
                 ControlError::OtherHost { rank: self.rank(rank), peer: self.rank(peer) }

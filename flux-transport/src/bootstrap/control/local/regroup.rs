@@ -3,7 +3,7 @@
 //! Invariant: the first that finds all members waiting makes the new ends, and gives up all others
 //! under the same lock. So no two groups go on side by side.
 
-use super::state::{NewEnd, Shared};
+use super::state::{NewEnd, ThreadGroup};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
 use crate::sync::locked;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
 pub(super) fn meet(
-    shared: &Shared,
+    shared: &ThreadGroup,
     rank: Rank,
     without: &[Rank],
     deadline: Instant,

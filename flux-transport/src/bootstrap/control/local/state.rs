@@ -3,17 +3,20 @@
 use crate::bootstrap::control::hosts::Hosts;
 use crate::bootstrap::control::inquiry::{Answerer, mask_of, ranks_of};
 use crate::bootstrap::control::plane::Watcher;
+use crate::bootstrap::control::steps::Steps;
 use flux_core::{Rank, WorldSize};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 /// What the ends of a world share.
-pub(super) struct Shared {
+pub(super) struct ThreadGroup {
     pub(super) world: WorldSize,
     pub(super) hosts: Hosts,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
+    /// By rank.
+    pub(super) steps: Vec<Steps>,
 }
 
 pub(super) struct State {
@@ -60,7 +63,7 @@ pub(super) enum Presence {
     Lost,
 }
 
-impl Shared {
+impl ThreadGroup {
     pub(super) fn new(world: WorldSize) -> Self {
         let slot = || PostSlot { posts: world.ranks().map(|_| None).collect(), taken: 0 };
         let state = State {
@@ -70,13 +73,19 @@ impl Shared {
             answerers: world.ranks().map(|_| Vec::new()).collect(),
             regroup: Regroup::new(world),
         };
-        Self { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            world,
+            hosts: Hosts::one(world),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            steps: world.ranks().map(|_| Steps::default()).collect(),
+        }
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ThreadGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("world", &self.world).finish_non_exhaustive()
+        f.debug_struct("ThreadGroup").field("world", &self.world).finish_non_exhaustive()
     }
 }
 
@@ -94,7 +103,7 @@ pub(super) struct Regroup {
 #[derive(Debug)]
 pub(super) struct NewEnd {
     pub(super) rank: Rank,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ThreadGroup>,
     /// Old ranks (bits) of the new world.
     pub(super) members: u32,
 }
@@ -125,7 +134,7 @@ impl Regroup {
     /// Makes the world of those who wait, and leaves all others out.
     pub(super) fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
         self.waiting &= !members;
-        let shared = Arc::new(Shared::new(size));
+        let shared = Arc::new(ThreadGroup::new(size));
         let ends = size.ranks().map(|rank| NewEnd { rank, shared: Arc::clone(&shared), members });
         self.ends = ranks_of(members).zip(ends).collect();
         for (rank, given_up_by) in (0..).map(Rank::new).zip(&mut self.given_up_by) {

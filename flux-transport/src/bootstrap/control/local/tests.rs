@@ -133,7 +133,7 @@ fn a_dropped_end_is_a_loss_at_once_and_a_goodbye_is_none() {
     };
     ends[0].watch(Arc::downgrade(&watcher));
     let two = ends.pop().unwrap();
-    two.abort_peers(3, 9);
+    two.abort(3, 9);
     two.depart(4, Epoch::new(5));
     two.goodbye();
     drop(two);

@@ -38,8 +38,8 @@ fn send_with(peer: &OwnedFd, kind: Kind, body: &[u8]) {
 /// Sends until no more is taken.
 fn fill(plane: &ProcessControl, rank: u32) {
     let block = [0; 4096];
-    while plane.shared.send(Rank::new(rank), Kind::Reply, &block, &[], Instant::now()).is_ok() {}
-    while plane.shared.send(Rank::new(rank), Kind::Reply, &[], &[], Instant::now()).is_ok() {}
+    while plane.endpoint.send(Rank::new(rank), Kind::Reply, &block, &[], Instant::now()).is_ok() {}
+    while plane.endpoint.send(Rank::new(rank), Kind::Reply, &[], &[], Instant::now()).is_ok() {}
 }
 
 /// The kinds of what has come, and the last body, until there is one of this kind.
@@ -65,7 +65,7 @@ fn a_row_that_cannot_be_handed_over_is_no_group_for_anybody() {
     for peer in &peers {
         send(peer, Kind::Join);
     }
-    let refused = plane.shared.regroup(&[], ample()).unwrap_err();
+    let refused = plane.endpoint.regroup(&[], ample()).unwrap_err();
     assert!(
         matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]),
         "{refused}"
@@ -82,7 +82,7 @@ fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
     let (plane, peers) = plane_and_peers(2);
     fill(&plane, 1);
     let refused = plane
-        .shared
+        .endpoint
         .regroup(&[Rank::new(1)], Instant::now() + scaled(Duration::from_millis(100)))
         .unwrap_err();
     assert!(
@@ -91,7 +91,7 @@ fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
     );
     drop(peers);
     assert_eq!(
-        plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(),
+        plane.endpoint.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(),
         1,
         "it is gone"
     );
@@ -115,7 +115,7 @@ fn a_verdict_for_an_earlier_attempt_is_none_and_its_sockets_close() {
     assert_eq!(socket::wait(&mut [socket::readable(&other)], Some(ample())), Ok(1));
     assert!(matches!(socket::receive(other.as_fd(), &mut [0; 1]), Ok(Received::End)));
     assert!(matches!(
-        plane.shared.regroup(&[], Instant::now() + scaled(Duration::from_millis(50))),
+        plane.endpoint.regroup(&[], Instant::now() + scaled(Duration::from_millis(50))),
         Err(ControlError::Timeout { .. })
     ));
 }
@@ -135,10 +135,10 @@ fn a_rank_that_cannot_take_its_sockets_says_so_and_keeps_its_leader() {
         .concat()
     };
     let refused = std::thread::scope(|scope| {
-        let waits = scope.spawn(|| plane.shared.regroup(&[], ample()).map(|_| ()));
+        let waits = scope.spawn(|| plane.endpoint.regroup(&[], ample()).map(|_| ()));
         heard(&leader, Kind::Join);
         assert!(
-            plane.shared.take(Rank::new(0), &welcome(), Vec::new(), true).is_none(),
+            plane.endpoint.take(Rank::new(0), &welcome(), Vec::new(), true).is_none(),
             "it is not the leader's fault"
         );
         waits.join().unwrap().unwrap_err()
@@ -149,7 +149,7 @@ fn a_rank_that_cannot_take_its_sockets_says_so_and_keeps_its_leader() {
     );
     assert_eq!(heard(&leader, Kind::Stopped).0, [Kind::Stopped], "and nothing of being left out");
     assert!(
-        plane.shared.take(Rank::new(0), &welcome(), Vec::new(), false).is_some(),
+        plane.endpoint.take(Rank::new(0), &welcome(), Vec::new(), false).is_some(),
         "one that gives fewer than it says is at fault"
     );
 }
@@ -162,9 +162,12 @@ fn a_rank_that_waits_elsewhere_finds_that_it_was_left_out() {
             .unwrap()
     };
     let (zero, one) = (plane(0, ours), plane(1, theirs));
-    assert_eq!(one.shared.left_out_by(), None);
-    assert_eq!(zero.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1);
-    assert_eq!((zero.shared.left_out_by(), one.shared.left_out_by()), (None, Some(Rank::new(0))));
+    assert_eq!(one.endpoint.left_out_by(), None);
+    assert_eq!(zero.endpoint.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1);
+    assert_eq!(
+        (zero.endpoint.left_out_by(), one.endpoint.left_out_by()),
+        (None, Some(Rank::new(0)))
+    );
 }
 
 #[test]
@@ -177,7 +180,7 @@ fn a_rank_that_came_in_time_is_in_the_group_though_that_is_read_after_the_deadli
     plane.watch(Arc::downgrade(&holds_up));
     let made = std::thread::scope(|scope| {
         let leads = scope.spawn(|| {
-            plane.shared.regroup(&[], Instant::now() + scaled(Duration::from_millis(200)))
+            plane.endpoint.regroup(&[], Instant::now() + scaled(Duration::from_millis(200)))
         });
         heard(&peers[0], Kind::Join);
         send_with(&peers[0], Kind::Abort, &[1; 8]);

@@ -13,7 +13,7 @@ fn without(broken: bool) -> Facts {
 }
 
 /// As `nodes` nodes, where it is said.
-fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Basis {
+fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Evidence {
     let world = WorldSize::new(facts.len() as u32).unwrap();
     judge(
         facts,
@@ -25,7 +25,7 @@ fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) ->
 
 fn candidates_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Candidates {
     match judged_in(nodes, facts, hosts, shared) {
-        Basis::Gpus(candidates) => candidates,
+        Evidence::Gpus(candidates) => candidates,
         other => panic!("{other:?}"),
     }
 }
@@ -88,12 +88,12 @@ fn a_shared_device_is_named_with_what_the_ranks_see() {
 fn only_where_nobody_has_a_gpu_is_there_the_host() {
     let judged = |facts: &[Facts]| judged_in(None, facts, &[0; 2], false);
     assert!(
-        matches!(judged(&[without(false), without(false)]), Basis::Host(why) if why.contains("no \
+        matches!(judged(&[without(false), without(false)]), Evidence::Host(why) if why.contains("no \
                                                                                               driver"))
     );
     for facts in [[on(0), without(false)], [without(true), without(false)], [without(true), on(1)]]
     {
-        let Basis::Uneven(why) = judged(&facts) else { panic!("{facts:?}") };
+        let Evidence::Uneven(why) = judged(&facts) else { panic!("{facts:?}") };
         assert!(why.contains("no driver"), "{why}");
     }
 }
@@ -179,11 +179,11 @@ fn nodes_that_are_asked_for_are_taken_as_such() {
 }
 
 /// What does not depend on which rank is which.
-fn shape(ground: &Basis) -> (u8, [bool; 3]) {
+fn shape(ground: &Evidence) -> (u8, [bool; 3]) {
     match ground {
-        Basis::Host(_) => (0, [false; 3]),
-        Basis::Uneven(_) => (1, [false; 3]),
-        Basis::Gpus(Candidates { nvlink, pcie, nccl, .. }) => {
+        Evidence::Host(_) => (0, [false; 3]),
+        Evidence::Uneven(_) => (1, [false; 3]),
+        Evidence::Gpus(Candidates { nvlink, pcie, nccl, .. }) => {
             (2, [nvlink.is_ok(), pcie.is_ok(), nccl.is_ok()])
         }
     }

@@ -8,8 +8,9 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::bootstrap::environment::Address;
-use crate::bootstrap::error::BootstrapError;
+use super::environment::Address;
+use super::error::BootstrapError;
+use super::unblock::{LOOK, cancelled};
 
 /// For one question; a name that is not known yet is asked for again.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -75,8 +76,15 @@ fn look_up(
             step: "starting a thread to look up rank 0's address",
             source,
         })?;
-    let wait = deadline.saturating_duration_since(Instant::now()).min(PATIENCE);
-    match answer.recv_timeout(wait) {
+    let until = deadline.min(Instant::now() + PATIENCE);
+    let answered = loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match answer.recv_timeout(left.min(LOOK)) {
+            Err(RecvTimeoutError::Timeout) if left > LOOK && !cancelled() => {}
+            answered => break answered,
+        }
+    };
+    match answered {
         Ok(Ok(mut addresses)) => {
             addresses.dedup();
             Ok(Ok(addresses))

@@ -7,14 +7,15 @@ pub(super) use group::{GroupState, GroupVerdict, Outcome, Sockets};
 pub(super) use questions::Questions;
 
 use super::frame::{Header, Kind};
-use crate::bootstrap::control::Watcher;
-use crate::bootstrap::link::Link;
+use crate::bootstrap::connection::Connection;
+use crate::bootstrap::control::{Steps, Watcher};
+use crate::bootstrap::fork::NotForked;
 use crate::bootstrap::socket;
 use flux_core::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -78,26 +79,46 @@ impl Inbox {
 }
 
 /// The connections, shared by callers, who write, and the monitor, who reads.
-pub(crate) struct Shared {
+pub(crate) struct Endpoint {
     pub(crate) rank: Rank,
-    pub(crate) links: Vec<Option<Link>>,
+    /// The process that connected. A fork's copy says nothing in its name.
+    process: u32,
+    // Before the links, whose descriptors they name.
+    _not_forked: Vec<NotForked>,
+    pub(crate) links: Vec<Option<Connection>>,
     /// Becomes readable when the monitor is to stop.
     pub(crate) stop: OwnedFd,
     inbox: Mutex<Inbox>,
     pub(crate) changed: Condvar,
+    pub(crate) steps: Steps,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("rank", &self.rank).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    pub(crate) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
+impl Endpoint {
+    pub(crate) fn new(rank: Rank, links: Vec<Option<Connection>>, stop: OwnedFd) -> Self {
         let peers = links.iter().map(|_| PeerInbox::default()).collect();
         let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
-        Self { rank, links, stop, inbox, changed: Condvar::new() }
+        let not_forked = links.iter().flatten().map(|link| NotForked::new(link.as_fd())).collect();
+        Self {
+            rank,
+            process: std::process::id(),
+            _not_forked: not_forked,
+            links,
+            stop,
+            inbox,
+            changed: Condvar::new(),
+            steps: Steps::default(),
+        }
+    }
+
+    /// Whether this process connected, and is not a fork of the one that did.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// No code under this lock can panic, so a poisoned lock guards whole data.
@@ -105,7 +126,7 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
+    pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Connection)> {
         (0..)
             .map(Rank::new)
             .zip(&self.links)
@@ -134,8 +155,19 @@ impl Shared {
         link.send(&[&bytes, body], fds, deadline)
     }
 
+    /// Ends this rank's steps of a communicator, and wakes whoever waits in one.
+    pub(crate) fn abort_steps(&self, communicator: u32, by: Rank, reason: u32) {
+        self.steps.abort(communicator, by, reason);
+        // Under the lock: whoever has looked waits by now.
+        drop(self.inbox());
+        self.changed.notify_all();
+    }
+
     /// To every peer that still takes it.
     pub(crate) fn part(&self, kind: Kind, body: &[u8]) {
+        if !self.is_here() {
+            return;
+        }
         let deadline = Instant::now() + PARTING;
         for (rank, _) in self.peers() {
             self.say(rank, kind, body, deadline);

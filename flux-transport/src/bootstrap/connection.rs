@@ -21,7 +21,7 @@ const LENGTH_BYTES: usize = 4;
 const PIECE: usize = 16 * 1024;
 
 #[derive(Debug)]
-pub(super) enum Link {
+pub(super) enum Connection {
     /// To a process of this host: descriptors can be passed.
     Unix(OwnedFd),
     Tcp(FrameStream),
@@ -44,7 +44,7 @@ struct Coming {
     body: Vec<u8>,
 }
 
-impl Link {
+impl Connection {
     pub(super) fn tcp(socket: OwnedFd) -> Self {
         Self::Tcp(FrameStream { socket, torn: Mutex::default(), coming: Mutex::default() })
     }
@@ -93,7 +93,7 @@ impl Link {
     }
 }
 
-impl AsFd for Link {
+impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Unix(socket) => socket.as_fd(),

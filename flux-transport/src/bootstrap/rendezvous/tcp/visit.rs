@@ -1,25 +1,24 @@
-//! Another rank's side of the first step.
+//! Another rank's side.
 //!
-//! Invariant: a waiting rank holds one connection and one listening socket. Anything at the address
+//! Invariant: a waiting rank holds one connection. Anything at the address
 //! that is not this launch's rank 0 is passed over.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use flux_core::Rank;
 use rustix::io::Errno;
 
-use super::{Met, TcpRendezvous, resolve};
+use super::TcpRendezvous;
+use crate::bootstrap::connection::Connection;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
-use crate::bootstrap::link::Link;
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::hello::{GIVING_UP, Reply};
 use crate::bootstrap::rendezvous::listener::PATIENCE;
-use crate::bootstrap::rendezvous::roster::{MAX_ROSTER, Roster, Whereabouts};
+use crate::bootstrap::rendezvous::roster::{MAX_ROSTER, Roster};
 use crate::bootstrap::socket::Received;
-use crate::bootstrap::tcp;
+use crate::bootstrap::unblock::pause_for;
+use crate::bootstrap::{resolve, tcp};
 
 /// How long another secret may answer at rank 0's address: an earlier launch may be ending.
 const DENIED: Duration = Duration::from_secs(2);
@@ -41,7 +40,11 @@ fn note(last: &mut Option<String>, why: impl FnOnce() -> String) {
 
 impl TcpRendezvous {
     /// Finds rank 0 and waits for its verdict.
-    pub(super) fn visit(&self, deadline: Instant) -> Result<Met, BootstrapError> {
+    pub(super) fn visit(
+        &self,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let address = &self.place.address;
         let mut missing = 1;
         let mut held = Held::default();
@@ -59,15 +62,13 @@ impl TcpRendezvous {
                 .flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
             let (mut denied, mut other_launch) = (None, false);
             for place in places {
-                match self.introduce(place, deadline.min(Instant::now() + PATIENCE)) {
-                    Ok((link, listener)) => {
+                match self.introduce(place, payload, deadline.min(Instant::now() + PATIENCE)) {
+                    Ok(link) => {
                         // This is rank 0: who held its place before has gone.
                         (held, denied, other_launch) = (Held::default(), None, false);
                         last = None;
-                        if let Some(met) =
-                            self.await_roster(link, listener, deadline, &mut missing)?
-                        {
-                            return Ok(met);
+                        if let Some(given) = self.await_roster(&link, deadline, &mut missing)? {
+                            return Ok(given);
                         }
                     }
                     Err(Miss::Denied) => denied = denied.or(Some(place)),
@@ -110,53 +111,46 @@ impl TcpRendezvous {
                     sought,
                 });
             }
-            std::thread::sleep(pause);
+            pause_for(pause).map_err(BootstrapError::io(WAITING_FOR_RANKS))?;
             pause = (pause * 2).min(Duration::from_millis(100));
         }
     }
 
-    /// Says who and where this rank is, to who proves to be this launch's rank 0.
-    fn introduce(&self, place: SocketAddr, until: Instant) -> Result<(Link, OwnedFd), Miss> {
+    /// Says who this rank is and what it gives, to who proves to be this launch's rank 0.
+    fn introduce(
+        &self,
+        place: SocketAddr,
+        payload: &[u8],
+        until: Instant,
+    ) -> Result<Connection, Miss> {
         let socket = tcp::connect(place, until).map_err(|errno| match errno {
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::CANCELED => Miss::System(errno),
             errno => Miss::Unreached(errno),
         })?;
-        // This end's address on the way to rank 0 is one that the other ranks reach, too.
-        let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
-        let link = Link::tcp(socket);
+        let link = Connection::tcp(socket);
         let challenge = auth::greet(&link, self.place.launch, until)?;
-        let listener = tcp::listen(SocketAddr::new(own, 0)).map_err(Miss::System)?;
-        let address = tcp::local(listener.as_fd()).map_err(Miss::System)?;
-        let body = [
-            &self.hello(self.place.launch).encode()[..],
-            &Whereabouts { host: self.host(), address }.encode(),
-        ]
-        .concat();
+        let body = [&self.hello().encode(), payload].concat();
         auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
-        Ok((link, listener))
+        Ok(link)
     }
 
     /// Waits for rank 0's roster; `None` if the connection ended without a verdict.
     fn await_roster(
         &self,
-        link: Link,
-        listener: OwnedFd,
+        link: &Connection,
         deadline: Instant,
         missing: &mut u64,
-    ) -> Result<Option<Met>, BootstrapError> {
-        let mut buffer = [0; MAX_ROSTER];
+    ) -> Result<Option<Vec<Vec<u8>>>, BootstrapError> {
+        let mut buffer = vec![0; MAX_ROSTER];
         loop {
-            let message = match link
-                .await_message(&mut buffer, deadline)
-                .map_err(BootstrapError::io("listening to rank 0"))?
-            {
+            let received = link.await_message(&mut buffer, deadline);
+            if matches!(received, Ok(Received::Nothing) | Err(Errno::CANCELED)) {
+                // Tells all ranks now who is missing, if rank 0 still lives.
+                let _ = link.send(&[&GIVING_UP], &[], deadline);
+            }
+            let message = match received.map_err(BootstrapError::io("listening to rank 0"))? {
                 Received::Message(message) => &buffer[..message.length],
-                Received::Nothing => {
-                    // Tells all ranks now who is missing, if rank 0 still lives.
-                    let _ = link.send(&[&GIVING_UP], &[], deadline);
-                    return Ok(None);
-                }
-                Received::End => return Ok(None),
+                Received::Nothing | Received::End => return Ok(None),
                 Received::Oversized => {
                     return Err(BootstrapError::Protocol(
                         "an answer of rank 0 is too long".to_owned(),
@@ -164,11 +158,7 @@ impl TcpRendezvous {
                 }
             };
             if let Some(roster) = Roster::decode(message, self.world) {
-                return Ok(Some(Met {
-                    roster,
-                    links: vec![(Rank::new(0), link)],
-                    listener: Some(listener),
-                }));
+                return Ok(Some(roster.payloads));
             }
             match Reply::decode(message) {
                 Some(Reply::Waiting { missing: now }) => *missing = now,

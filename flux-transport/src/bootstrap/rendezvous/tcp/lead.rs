@@ -1,23 +1,24 @@
-//! Rank 0's side of the first step.
+//! Rank 0's side.
 //!
-//! Invariant: rank 0 listens on the given address only, never on all of the host's.
+//! Invariant: rank 0 listens on one address only, never on all of the host's.
 
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::{Met, TcpRendezvous, resolve};
-use crate::bootstrap::deadlines::ANSWER;
+use super::TcpRendezvous;
+use crate::bootstrap::connection::Connection;
+use crate::bootstrap::environment::NetworkPlace;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::link::Link;
-use crate::bootstrap::random::random;
+use crate::bootstrap::names::FLUX_ADDRESS;
 use crate::bootstrap::rendezvous::auth;
 use crate::bootstrap::rendezvous::gather::{self, RankGroup};
 use crate::bootstrap::rendezvous::listener::{LaunchKey, Listener, PATIENCE};
-use crate::bootstrap::rendezvous::roster::{Roster, WHEREABOUTS_BYTES, Whereabouts};
-use crate::bootstrap::tcp;
+use crate::bootstrap::rendezvous::roster::MAX_PAYLOAD;
+use crate::bootstrap::unblock::pause_for;
+use crate::bootstrap::{resolve, route, tcp};
 
 /// How long a port may stay taken: the program of an earlier launch may be about to end.
 const TAKEN: Duration = Duration::from_secs(5);
@@ -33,15 +34,7 @@ impl TcpRendezvous {
             |problem: String| BootstrapError::Address { address: address.to_string(), problem };
         let end = deadline.min(Instant::now() + TAKEN);
         loop {
-            let found = resolve::addresses(address, deadline)?.unwrap_or_default();
-            if resolve::only_loopback(address.host(), &found) {
-                let text = format!(
-                    "is {} on rank 0's host, which other hosts cannot reach: give an address \
-                     instead of the name",
-                    found[0]
-                );
-                return Err(problem(text));
-            }
+            let found = self.listens_at(deadline)?;
             let mut taken = false;
             let places = address
                 .ports()
@@ -64,7 +57,8 @@ impl TcpRendezvous {
                 }
             }
             if Instant::now() < end && (taken || found.is_empty()) {
-                std::thread::sleep(Duration::from_millis(50));
+                pause_for(Duration::from_millis(50))
+                    .map_err(BootstrapError::io("waiting for rank 0's address"))?;
                 continue;
             }
             return match (taken, found.is_empty()) {
@@ -85,45 +79,49 @@ impl TcpRendezvous {
         }
     }
 
+    /// The addresses of rank 0's host that others reach. Where its own name is that of the loopback
+    /// device or unknown, as the other hosts know better, the address of its way to them.
+    fn listens_at(&self, deadline: Instant) -> Result<Vec<IpAddr>, BootstrapError> {
+        let NetworkPlace { address, own_address, .. } = &self.place;
+        if let Some(own) = own_address {
+            return Ok(vec![*own]);
+        }
+        let found = resolve::addresses(address, deadline)?.unwrap_or_default();
+        if found.is_empty() {
+            return Ok(route::outward().into_iter().collect());
+        }
+        if !resolve::only_loopback(address.host(), &found) {
+            return Ok(found);
+        }
+        route::outward().map(|own| vec![own]).ok_or_else(|| BootstrapError::Address {
+            address: address.to_string(),
+            problem: format!(
+                "is {} on rank 0's host, which other hosts cannot reach: name its address in \
+                 {FLUX_ADDRESS}",
+                found[0]
+            ),
+        })
+    }
+
     /// Whether a process of this launch listens there.
     fn is_taken_by_us(&self, place: SocketAddr, deadline: Instant) -> bool {
         let until = deadline.min(Instant::now() + PATIENCE);
-        tcp::connect(place, until)
-            .is_ok_and(|socket| auth::greet(&Link::tcp(socket), self.place.launch, until).is_ok())
+        tcp::connect(place, until).is_ok_and(|socket| {
+            auth::greet(&Connection::tcp(socket), self.place.launch, until).is_ok()
+        })
     }
 
-    /// Waits for all ranks and tells each where the others are.
-    pub(super) fn lead(&self, listener: OwnedFd, deadline: Instant) -> Result<Met, BootstrapError> {
-        let address = tcp::local(listener.as_fd())
-            .map_err(BootstrapError::io("looking at rank 0's own address"))?;
-        let meeting = u128::from_le_bytes(
-            random().map_err(BootstrapError::io("drawing the meeting's number"))?,
-        );
+    /// Waits for all ranks and tells each what all have given.
+    pub(super) fn lead(
+        &self,
+        listener: OwnedFd,
+        payload: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let key = LaunchKey { secret: self.place.secret.clone(), launch: self.place.launch };
-        let own = self.hello(self.place.launch);
-        let group = RankGroup {
-            own,
-            world: self.world,
-            ranks: self.world.ranks().collect(),
-            more: WHEREABOUTS_BYTES,
-        };
+        let (own, ranks) = (self.hello(), self.world.ranks().collect());
+        let group = RankGroup { own, world: self.world, ranks, most: MAX_PAYLOAD };
         let members = gather::gather(group, Listener::tcp(listener, key), deadline)?;
-        let mut ranks = vec![Whereabouts { host: self.host(), address }];
-        for member in &members {
-            let said = member
-                .said
-                .first_chunk()
-                .ok_or_else(|| BootstrapError::Protocol("a hello without an address".to_owned()))?;
-            ranks.push(Whereabouts::decode(said));
-        }
-        let roster = Roster { meeting, ranks };
-        let bytes = roster.encode();
-        for member in &members {
-            if let Err(error) = member.link.send(&[&bytes], &[], Instant::now() + ANSWER) {
-                tracing::debug!(rank = %member.rank, %error, "a rank left while the group formed");
-            }
-        }
-        let links = members.into_iter().map(|member| (member.rank, member.link)).collect();
-        Ok(Met { roster, links, listener: None })
+        Ok(gather::tell_all(payload, members))
     }
 }

@@ -1,7 +1,17 @@
-//! Connections between all ranks.
+//! Connections between all ranks, made with what they have exchanged.
+//!
+//! Invariant: a mesh has a connection to every other rank: to those of the same host by a Unix
+//! socket, which passes descriptors, to others by TCP, under a secret. So each rank sees every
+//! other's death by itself, whatever the rendezvous was.
 
+mod connect;
+mod deal;
+mod pairs;
+pub(super) mod whereabouts;
+
+pub(crate) use self::connect::{Joining, Site};
+use super::connection::Connection;
 use super::control::Hosts;
-use super::link::Link;
 use super::socket;
 use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
@@ -13,24 +23,24 @@ pub(crate) struct Mesh {
     pub(crate) rank: Rank,
     pub(crate) world: WorldSize,
     pub(crate) hosts: Hosts,
-    pub(crate) links: Vec<Option<Link>>,
+    pub(crate) links: Vec<Option<Connection>>,
 }
 
 impl Mesh {
     /// Takes the sockets to the other ranks, all of this host, in rank order.
     pub(crate) fn new(rank: Rank, world: WorldSize, sockets: Vec<OwnedFd>) -> Self {
         let peers = world.ranks().filter(|&peer| peer != rank);
-        let links = peers.zip(sockets.into_iter().map(Link::Unix));
+        let links = peers.zip(sockets.into_iter().map(Connection::Unix));
         Self::across(rank, world, Hosts::one(world), links)
     }
 
-    pub(crate) fn across(
+    fn across(
         rank: Rank,
         world: WorldSize,
         hosts: Hosts,
-        connected: impl IntoIterator<Item = (Rank, Link)>,
+        connected: impl IntoIterator<Item = (Rank, Connection)>,
     ) -> Self {
-        let mut links: Vec<Option<Link>> = world.ranks().map(|_| None).collect();
+        let mut links: Vec<Option<Connection>> = world.ranks().map(|_| None).collect();
         for (peer, link) in connected {
             links[peer.index()] = Some(link);
         }

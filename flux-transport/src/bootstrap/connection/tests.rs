@@ -17,18 +17,18 @@ fn ample() -> Instant {
 }
 
 /// A link and the bare socket at its other end.
-fn link_and_peer() -> (Link, OwnedFd) {
+fn link_and_peer() -> (Connection, OwnedFd) {
     let listener = tcp::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let peer = tcp::connect(tcp::local(listener.as_fd()).unwrap(), ample()).unwrap();
     socket::wait(&mut [socket::readable(&listener)], Some(ample())).unwrap();
-    (Link::tcp(tcp::accept(listener.as_fd()).unwrap().0), peer)
+    (Connection::tcp(tcp::accept(listener.as_fd()).unwrap().0), peer)
 }
 
 fn say(peer: &OwnedFd, bytes: &[u8]) {
     assert_eq!(rustix::net::send(peer, bytes, SendFlags::NOSIGNAL), Ok(bytes.len()));
 }
 
-fn next(link: &Link, limit: usize, deadline: Instant) -> Option<Vec<u8>> {
+fn next(link: &Connection, limit: usize, deadline: Instant) -> Option<Vec<u8>> {
     let mut buffer = vec![0; limit];
     match link.await_message(&mut buffer, deadline).unwrap() {
         Received::Message(message) => Some(buffer[..message.length].to_vec()),
@@ -67,7 +67,7 @@ proptest! {
 #[test]
 fn both_ends_speak_the_same() {
     let (link, peer) = link_and_peer();
-    let peer = Link::tcp(peer);
+    let peer = Connection::tcp(peer);
     let long = vec![7; 100_000];
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -153,7 +153,7 @@ fn a_message_that_was_cut_by_an_error_ends_the_connection_too() {
 #[test]
 fn a_message_is_not_cut_by_another_thread() {
     let (link, peer) = link_and_peer();
-    let peer = Link::tcp(peer);
+    let peer = Connection::tcp(peer);
     std::thread::scope(|scope| {
         for letter in 0..4_u8 {
             let link = &link;
