@@ -27,9 +27,11 @@ def modules(comm):
     up = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu")
     down = flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="float32")
     assert up.weight.shape == (16, 32) and down.weight.shape == (24, 16)
-    assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
+    assert list(up.state_dict()) == ["weight", "bias"]
     other = copy.deepcopy(up.state_dict())
-    up.load_state_dict(other, strict=True)
+    up.load_state_dict(torch.nn.Linear(32, 16, dtype=BF16).state_dict(), strict=True)
+    # As Megatron-LM's, also within another module.
+    torch.nn.Sequential(up).load_state_dict({f"0.{name}": value for name, value in {**other, "_extra_state": None}.items()}, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
     gated = lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 1, activation="swiglu")
     raises(flux_tp.OperandError, gated, "out_features", f"pad them to {16 * comm.world_size + 16}")

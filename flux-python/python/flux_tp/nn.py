@@ -1,4 +1,4 @@
-"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as Megatron-LM's."""
+"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as of ``torch.nn.Linear``; Megatron-LM's load, too."""
 
 from __future__ import annotations
 
@@ -85,12 +85,10 @@ class _ParallelLinear(nn.Module):
             return whole[2 * own.start : 2 * own.stop]
         return torch.cat([half[own] for half in whole.chunk(2)])
 
-    # Megatron-LM's linear layers have this entry, too.
-    def get_extra_state(self) -> None:
-        """Returns nothing; makes the entry ``_extra_state`` that Megatron-LM's state dicts have."""
-
-    def set_extra_state(self, state: Any) -> None:
-        """Ignores the entry."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        # An empty entry of Megatron-LM's linear layers.
+        state_dict.pop(prefix + "_extra_state", None)
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     def extra_repr(self) -> str:
         words = [f"{name}={getattr(self, name)}" for name in ("in_features", "out_features", "sequence_parallel", "comm")]
