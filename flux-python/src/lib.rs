@@ -19,7 +19,7 @@ mod _native {
     use crate::error::Error;
     use crate::group::GroupRendezvous;
     use crate::member::{self, Member};
-    use crate::operand::{Dims, Weight, activation, names, operand, weight};
+    use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec, WeightOperands, total};
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
@@ -210,7 +210,7 @@ mod _native {
                 norm,
                 partials,
             };
-            Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
+            Ok(member.ops.op(&spec, None, Stream::Host)?.prepare(&rows)?)
         })
     }
 
@@ -222,7 +222,8 @@ mod _native {
         let (_, type_name, dim, rows, cols, strides) = of;
         let dtype = dtype(type_name)
             .map_err(|error| Error::operand(format!("{name}: {}", error.message())))?;
-        Ok((dtype, Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] }))
+        let strides = [strides.0, strides.1];
+        Ok((dtype, Dims { dim: *dim, rows: *rows, cols: *cols, strides, library: Library::NumPy }))
     }
 
     fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {

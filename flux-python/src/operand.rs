@@ -7,6 +7,34 @@ use crate::error::Error;
 use flux_ops::binding::NamedActivation;
 use flux_ops::{DType, Layout, Location, MAX_WEIGHTS, RawTensor, WeightLayout};
 
+/// The library of a caller's tensors, whose words errors use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Library {
+    Torch,
+    NumPy,
+}
+
+impl Library {
+    /// How to make a dense tensor of one with other strides.
+    const fn dense(self) -> &'static str {
+        match self {
+            Self::Torch => ".contiguous()",
+            Self::NumPy => "numpy.ascontiguousarray",
+        }
+    }
+
+    /// How to make a tensor of a view that is dense.
+    const fn copy(self) -> &'static str {
+        match self {
+            Self::Torch => ".clone()",
+            Self::NumPy => ".copy()",
+        }
+    }
+}
+
+/// Elements of 16 bytes, by which rows are read.
+const ROW_MULTIPLE: i64 = 8;
+
 /// Extents of a tensor of at most two dimensions; a vector is one row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dims {
@@ -15,6 +43,7 @@ pub(crate) struct Dims {
     pub(crate) cols: usize,
     /// In elements.
     pub(crate) strides: [i64; 2],
+    pub(crate) library: Library,
 }
 
 /// Describes an operand for flux-ops.
@@ -25,19 +54,45 @@ pub(crate) fn operand(
     location: Location,
     dims: &Dims,
 ) -> Result<RawTensor, Error> {
-    let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
+    let Dims { dim, rows, cols, strides: [row_stride, col_stride], library } = *dims;
     let wanted = if name == "gain" || name.starts_with("bias") { 1 } else { 2 };
     if dim != wanted {
         return Err(Error::operand(format!(
             "{name} has {dim} dimensions, and {wanted} are needed"
         )));
     }
-    // Without rows a stride says nothing.
-    if rows > 0 && cols > 1 && col_stride != 1 {
-        return Err(Error::operand(format!(
-            "{name} is [{rows}, {cols}] with a stride of {col_stride} between the elements of a \
-             row, and 1 is needed: call .contiguous()"
-        )));
+    // Of an empty tensor, one row or one column a stride says nothing.
+    let empty = rows == 0 || cols == 0;
+    let strides =
+        [(row_stride, rows), (col_stride, cols)].map(|(stride, extent)| (stride, extent > 1));
+    let any =
+        |wrong: fn(i64) -> bool| strides.iter().any(|&(stride, counts)| counts && wrong(stride));
+    let (dense, copy) = (library.dense(), library.copy());
+    let refused =
+        |words: String| Err(Error::operand(format!("{name} is [{rows}, {cols}] {words}")));
+    if !empty && any(|stride| stride == 0) {
+        return refused(format!("whose elements repeat, as of an expanded tensor: call {dense}"));
+    }
+    if !empty && any(|stride| stride < 0) {
+        return refused(format!("with negative strides, as of a reversed array: call {dense}"));
+    }
+    if !empty && cols > 1 && col_stride != 1 {
+        return refused(format!(
+            "with a stride of {col_stride} between the elements of a row, and 1 is needed: call \
+             {dense}"
+        ));
+    }
+    if !empty && !address.is_multiple_of(16) {
+        return refused(format!(
+            "and begins off a 16-byte border, as a slice of a buffer may: call {copy}"
+        ));
+    }
+    let padded = cols.is_multiple_of(8) && row_stride % ROW_MULTIPLE != 0;
+    if !empty && rows > 1 && padded {
+        return refused(format!(
+            "with rows {row_stride} elements apart, and multiples of {ROW_MULTIPLE} are needed: \
+             call {copy}"
+        ));
     }
     // Of one row the stride says nothing.
     let row_stride = if rows > 1 { usize::try_from(row_stride).unwrap_or(0) } else { cols };
@@ -53,10 +108,13 @@ pub(crate) fn weight(
     location: Location,
     dims: &Dims,
 ) -> Result<Weight, Error> {
-    let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
+    let Dims { dim, rows, cols, strides: [row_stride, col_stride], library } = *dims;
     let is_transposed = dim == 2 && rows > 1 && cols > 1 && row_stride == 1 && col_stride != 1;
     let (stored, layout) = if is_transposed {
-        (Dims { dim, rows: cols, cols: rows, strides: [col_stride, row_stride] }, WeightLayout::Kn)
+        (
+            Dims { dim, rows: cols, cols: rows, strides: [col_stride, row_stride], library },
+            WeightLayout::Kn,
+        )
     } else {
         (*dims, WeightLayout::Nk)
     };

@@ -206,7 +206,7 @@ impl Ops {
     /// # Safety
     /// The operands are as [`AnyOp::forward`] asks.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
-        let op = self.op(&self.spec(call)?, call.stream)?;
+        let op = self.op(&self.spec(call)?, Some(call.m), call.stream)?;
         let (rank, count) = (self.comm.rank(), call.weights.len());
         for (index, of) in call.weights.iter().enumerate() {
             let (found, part) =
@@ -292,8 +292,13 @@ impl Ops {
         })
     }
 
-    /// Builds the op where there is none. Collective.
-    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream<'_>) -> Result<Arc<AnyOp>, Error> {
+    /// Builds the op where there is none. Collective. `m`: rows of the call it is built for.
+    pub(crate) fn op(
+        &self,
+        spec: &OpSpec,
+        m: Option<usize>,
+        stream: Stream<'_>,
+    ) -> Result<Arc<AnyOp>, Error> {
         if let Some(op) = self.known(spec) {
             return Ok(op);
         }
@@ -313,12 +318,35 @@ impl Ops {
                 ),
             ));
         }
+        self.agree_on_rows(spec.kind, m)?;
         let op = Arc::new(build(spec, &self.comm, self.limits)?);
         self.built
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(spec.clone(), Arc::clone(&op));
         Ok(op)
+    }
+
+    /// Finds ranks whose first calls have other rows, while nothing is launched. A rank takes its
+    /// own rows times their number for `m` where the caller does not say it.
+    fn agree_on_rows(&self, kind: Kind, m: Option<usize>) -> Result<(), Error> {
+        let own = m.map(|m| (m as u64).to_le_bytes());
+        let answers = self.comm.exchange(own.as_ref().map_or(&[], |bytes| bytes.as_slice()))?;
+        let rows: Vec<u64> = answers
+            .iter()
+            .filter_map(|answer| answer.as_slice().try_into().ok().map(u64::from_le_bytes))
+            .collect();
+        if rows.windows(2).all(|pair| pair[0] == pair[1]) {
+            return Ok(());
+        }
+        let remedy = match kind {
+            Kind::AllGather => "give m=, the rows of all ranks together, on every rank",
+            Kind::ReduceScatter | Kind::AllReduce => "give x with all rows on every rank",
+        };
+        Err(Error::new(
+            Class::Disagreed,
+            format!("the ranks call {} with m = {rows:?}, by rank: {remedy}", kind.name()),
+        ))
     }
 
     fn known(&self, spec: &OpSpec) -> Option<Arc<AnyOp>> {

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
+import pickle
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,9 +27,11 @@ def modules(comm):
     up = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu")
     down = flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="float32")
     assert up.weight.shape == (16, 32) and down.weight.shape == (24, 16)
-    assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
+    assert list(up.state_dict()) == ["weight", "bias"]
     other = copy.deepcopy(up.state_dict())
-    up.load_state_dict(other, strict=True)
+    up.load_state_dict(torch.nn.Linear(32, 16, dtype=BF16).state_dict(), strict=True)
+    # As Megatron-LM's, also within another module.
+    torch.nn.Sequential(up).load_state_dict({f"0.{name}": value for name, value in {**other, "_extra_state": None}.items()}, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
     gated = lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 1, activation="swiglu")
     raises(flux_tp.OperandError, gated, "out_features", f"pad them to {16 * comm.world_size + 16}")
@@ -113,3 +120,84 @@ def modules_of_unequal_parts(comm):
         if not whole:
             flux_tp.all_gather_matmul(frozen, up.weight, m=m, n=inner).backward(*tensors(BF16, back[:, part]))
             near(frozen.grad, (back @ w1)[own], (scale @ np.abs(w1))[own])
+
+
+def copies_of_modules_share_the_communicator(comm):
+    """Copies work and may go; what is pickled is told what to save."""
+    init_distributed()
+    inner = flux_tp.init(transport="host" if comm.device is None else "auto", max_m=64, device=comm.device)
+    layer = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, group=inner)
+    x = tensors(BF16, operand(1, 8, 32))[0]
+    expected = layer(x)
+    for copied in (copy.deepcopy(layer), copy.copy(layer), copy.deepcopy(torch.nn.Sequential(layer)), copy.copy(inner), copy.deepcopy(inner)):
+        if isinstance(copied, torch.nn.Module):
+            assert torch.equal(copied(x), expected)
+        else:
+            assert copied is inner
+        del copied
+        gc.collect()
+        assert torch.equal(layer(x), expected)
+    for save in (pickle.dumps, lambda of: torch.save(of, io.BytesIO())):
+        for of in (layer, inner):
+            raises(flux_tp.FluxError, lambda: save(of), "cannot be pickled", "state_dict()")
+    torch.save(layer.state_dict(), io.BytesIO())
+
+
+def modules_refuse_other_dtypes(comm):
+    for module in (flux_tp.ColumnParallelLinear, flux_tp.RowParallelLinear):
+        raises(flux_tp.OperandError, lambda: module(64, 64, dtype=torch.float32), "dtype = torch.float32", "torch.bfloat16")
+
+
+def one_seed_is_one_model(comm):
+    """With one seed the parts of all ranks are those of torch's own weight, whatever their number."""
+    outs, ins = 64, 96
+    for world in (1, 2, 4, comm.world_size):
+        for activation in (None, "swiglu", "swiglu_interleaved"):
+            parts = {"column": [], "row": []}
+            for rank in range(world):
+                member = SimpleNamespace(rank=rank, world_size=world, device=None)
+                member.features = flux_tp.Communicator.features.__get__(member)
+                with StandIn(member):
+                    torch.manual_seed(5)
+                    parts["column"].append(flux_tp.ColumnParallelLinear(ins, outs, activation=activation, device="cpu").weight.detach())
+                    parts["row"].append(flux_tp.RowParallelLinear(ins, outs, device="cpu").weight.detach())
+            torch.manual_seed(5)
+            column, row = (torch.nn.Linear(ins, outs, bias=False, dtype=BF16).weight.detach() for _ in range(2))
+            if activation == "swiglu":
+                halves = zip(*(part.chunk(2) for part in parts["column"]))
+                whole = torch.cat([part for half in halves for part in half])
+            else:
+                whole = torch.cat(parts["column"])
+            assert torch.equal(whole, column) and torch.equal(torch.cat(parts["row"], 1), row)
+
+
+class StandIn:
+    """A communicator of another number of ranks as the default."""
+
+    def __init__(self, member):
+        self._patch = mock.patch("flux_tp.nn.chosen", lambda group: member)
+
+    def __enter__(self):
+        self._patch.start()
+
+    def __exit__(self, *error):
+        self._patch.stop()
+
+
+def modules_of_unequal_rows(comm):
+    """Without ``m`` an error that names it; with it the rows of ``tensor_split``. The communicator lives."""
+    init_distributed()
+    world, m = comm.world_size, 4 * comm.world_size + 1
+    if world == 1:
+        return
+    torch.manual_seed(0)
+    # A shape that no other case has built: the ranks compare their rows as an op is built.
+    up, down = flux_tp.ColumnParallelLinear(88, 16 * world), flux_tp.RowParallelLinear(16 * world, 40)
+    x = tensors(BF16, operand(1, m, 88))[0]
+    own = x.tensor_split(world)[comm.rank].requires_grad_()
+    raises(flux_tp.DisagreedError, lambda: up(own), "m=", str(4 * world), str(5 * world))
+    y = down(up(own, m=m))
+    assert y.shape == (own.shape[0], 40)
+    y.float().sum().backward()
+    whole = flux_tp.ColumnParallelLinear(88, 16 * world, sequence_parallel=False)
+    raises(flux_tp.OperandError, lambda: whole(x, m=m), "leave it out")

@@ -394,6 +394,8 @@ def arrays_that_need_a_copy(comm):
     odd = np.zeros(w.shape[0], [("a", "f2", (32,)), ("b", "u1")])["a"]
     assert odd.strides == (65, 2)
     raises(bad, lambda: call(x, odd), "weight has strides of (65, 2) bytes")
+    raises(bad, lambda: call(x[::-1], w), "x is [8, 32]", "negative strides", "numpy.ascontiguousarray")
+    raises(bad, lambda: call(np.append(x.ravel()[:1], x)[1:].reshape(x.shape), w), "x is", "16-byte border", ".copy()")
     close(call(x, w, b), y, "float16")
 
 

@@ -79,7 +79,7 @@ def test_without_a_launcher_the_error_says_how_to_start():
 
 
 def test_torch_and_numpy_are_imported_when_they_are_used():
-    ended = run("import sys, flux_tp; assert not {'torch', 'numpy'} & set(sys.modules)")
+    ended = run("import sys, flux_tp; assert set(flux_tp.__all__) < set(dir(flux_tp)); assert not {'torch', 'numpy'} & set(sys.modules)")
     assert ended.returncode == 0, ended.stderr
 
 

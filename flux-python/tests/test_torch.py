@@ -9,7 +9,7 @@ from ranks import Ranks
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-MODULES = "cases_torch cases_compiled cases_gradients cases_modules"
+MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_autograd"
 # In this order: one of them asks for torch.distributed before another starts it.
 CASES = [
     "all_gather",
@@ -42,6 +42,17 @@ CASES = [
     "modules",
     "modules_without_sequence_parallelism",
     "modules_of_unequal_parts",
+    "copies_of_modules_share_the_communicator",
+    "modules_refuse_other_dtypes",
+    "one_seed_is_one_model",
+    "modules_of_unequal_rows",
+    "what_a_call_writes_is_noticed_by_autograd",
+    "other_derivatives_are_refused",
+    "autocast_casts",
+    "gradients_off_a_border_are_copied",
+    "zero_rows_in_more_dimensions",
+    "batch_first_operands",
+    "groups_of_another_kind",
     "compiled_with_unequal_parts",
     "groups_inside_a_larger_job",
 ]

@@ -67,6 +67,10 @@ except metadata.PackageNotFoundError:
     __version__ = "unknown"
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     # The modules need torch, which is imported on their first use.
     if name in ("ColumnParallelLinear", "RowParallelLinear"):

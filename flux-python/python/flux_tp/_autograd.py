@@ -3,18 +3,45 @@
 Weights are read as they are stored: what multiplies by ``weight`` and not by its transpose takes the view ``weight.t()``.
 What an op splits, the op of its gradient splits likewise: ``n`` of the one is ``k`` of the other.
 A context holds its communicator, so that it lives until the backward pass.
+
+Invariant: a backward pass is no part of a graph. The ops inside it have no gradients, so a second derivative is refused.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._comm import known
 from ._kernels import call, calls, gather_for_several, pair_calls
 from ._rows import Rows
 
 __all__ = ["AllGatherMatmul", "AllGatherMatmulSeveral", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
+
+
+def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's ``once_differentiable``, which looks at ``dy`` alone: saved operands may need a second derivative, too."""
+    refusing = once_differentiable(backward)
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *dys: Tensor) -> Any:
+        return refusing(ctx, *(dy.detach().requires_grad_() for dy in dys) if torch.is_grad_enabled() else dys)
+
+    return run
+
+
+def _readable(dy: Tensor) -> Tensor:
+    """A gradient as the ops read it: autograd hands out views that may begin off a 16-byte border."""
+    dy = dy.contiguous()
+    if torch.compiler.is_compiling() or dy.storage_offset() * dy.element_size() % 16 == 0:
+        return dy
+    return dy.clone()
 
 
 class AllGatherMatmul(torch.autograd.Function):
@@ -38,10 +65,11 @@ class AllGatherMatmul(torch.autograd.Function):
         return y
 
     @staticmethod
+    @_once
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dy = dy.contiguous()
+        dy = _readable(dy)
         dx, dweight = _column_parallel(ctx, x, weight, dy, ctx.n, needs_x, needs_weight)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None, None
 
@@ -67,6 +95,7 @@ class AllGatherMatmulSeveral(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @_once
     def backward(ctx, *parts):
         x, *weights = ctx.saved_tensors
         count, needs = len(parts), ctx.needs_input_grad
@@ -113,11 +142,12 @@ class MatmulReduceScatter(torch.autograd.Function):
         return calls["matmul_reduce_scatter"](x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
+    @_once
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         dresidual = dy if needs_residual else None
-        dy, m = dy.contiguous(), x.shape[0]
+        dy, m = _readable(dy), x.shape[0]
         dx = full = None
         if needs_x and (needs_weight or needs_bias):
             dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm.id)
@@ -138,6 +168,7 @@ class MatmulAllReduce(torch.autograd.Function):
         return calls["matmul_all_reduce"](x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
+    @_once
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
@@ -155,12 +186,13 @@ class CopiedInputLinear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
+    @_once
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.n, 0, ctx.comm.id).reshape(x.shape)
+            dx = call(calls["matmul_all_reduce"], _readable(rows), weight.t(), None, None, ctx.n, 0, ctx.comm.id).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None, None

@@ -102,6 +102,19 @@ class Communicator:
         if os is not None and _native is not None and getattr(self, "_process", None) == os.getpid():
             _native.close(self.id)
 
+    def __copy__(self) -> Communicator:
+        # A copy that is collected would close the group under the original.
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Communicator:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise FluxError(
+            "a communicator is of this process and cannot be pickled: save a module's state_dict(), and call flux_tp.init "
+            "and make the module anew in the process that loads it"
+        )
+
     def __repr__(self) -> str:
         place = "cpu" if self.device is None else f"cuda:{self.device}"
         return f"<flux_tp.Communicator rank {self.rank} of {self.world_size} over {self.transport} on {place}>"
@@ -189,6 +202,17 @@ def default() -> Communicator:
     return _default
 
 
+def chosen(group: Any) -> Communicator:
+    """The communicator of a call: ``group``, or the default."""
+    if group is None:
+        return default()
+    if not isinstance(group, Communicator):
+        raise OperandError(
+            f"group is a {type(group).__name__}: give a communicator, as flux_tp.init(group) makes of a torch ProcessGroup, or None for the first one"
+        )
+    return group
+
+
 def check(comm: Communicator | None = None) -> None:
     """Raises the fault that broke the communicator; returns where it works. Waits for no call.
 
@@ -199,7 +223,7 @@ def check(comm: Communicator | None = None) -> None:
     Raises:
         PeerLostError, PeerLeftError, TimeoutError, DisagreedError, AbortedError: see :mod:`flux_tp.errors`.
     """
-    (comm or default()).check()
+    chosen(comm).check()
 
 
 def _connect_group(
@@ -208,6 +232,10 @@ def _connect_group(
     """Has the ranks of a ProcessGroup meet by what the group carries."""
     import torch.distributed as dist
 
+    # torch's own mark of a group that this process is not of is a number.
+    if group is not dist.GroupMember.NON_GROUP_MEMBER and not isinstance(group, dist.ProcessGroup):
+        remedy = "give mesh.get_group(), or of several dimensions mesh.get_group(name)" if hasattr(group, "get_group") else "give torch.distributed.new_group(ranks)"
+        raise OperandError(f"group is a {type(group).__name__}, and init takes a torch ProcessGroup: {remedy}")
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ConnectError("this process is not of the group: call flux_tp.init on the group's ranks only")

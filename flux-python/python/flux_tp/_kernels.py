@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.autograd.graph import increment_version
 
 from . import _native, _ops
 from ._comm import known
@@ -58,6 +60,25 @@ def gather_for_several(
     named = {f"out{index}": out for index, out in enumerate(outs)}
     _several[len(weights)](x, *weights, *biases, activation, m, *columns, comm, **named, x_full=x_full)
     return outs
+
+
+_library = torch.library.Library("flux_tp", "FRAGMENT")
+
+
+def _count_versions(written: OpOverload) -> None:
+    """Has autograd hear of what an overload writes: a backward pass that needs the old values then refuses."""
+    names = [argument.name for argument in written._schema.arguments if argument.alias_info is not None]
+
+    def kernel(keyset, *arguments, **outs):
+        increment_version([outs[name] for name in names if outs.get(name) is not None])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return written.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *arguments, **outs)
+
+    _library.impl(written.name(), kernel, "ADInplaceOrView", with_keyset=True)
+
+
+for _written in (*out_calls.values(), *pair_out_calls.values(), *_several.values()):
+    _count_versions(_written)
 
 
 def _one_device(x: Tensor, **operands: Tensor | None) -> None:

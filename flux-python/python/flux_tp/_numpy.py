@@ -29,7 +29,7 @@ def run(
     gathered: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
-    from ._ops import as_rows, columns, shard_rows
+    from ._ops import as_rows, columns, results_lead, shard_rows
 
     _check_place(comm)
     gain, eps = norm or (None, None)
@@ -38,6 +38,7 @@ def run(
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain, "out": y, second_name: second}
     _check_types(given)
     lead = x.shape[:-1]
+    leads = results_lead(op, lead, m, comm)
     if x.ndim > 2:
         x = x.reshape(prod(lead), x.shape[-1])
         residual = as_rows(residual, lead)
@@ -57,7 +58,7 @@ def run(
     if out is not None:
         return out
     if len(lead) > 1:
-        y, second = (None if array is None else array.reshape(-1, *lead[1:], array.shape[1]) for array in (y, second))
+        y, second = (None if array is None else array.reshape(*leads, array.shape[1]) for array in (y, second))
     return (y, second) if is_pair else y
 
 
@@ -74,12 +75,15 @@ def run_several(
     gathered: bool,
 ) -> Any:
     """Makes a call with several weights; see ``all_gather_matmul`` in ``_ops``."""
+    from ._ops import results_lead
+
     _check_place(comm)
     indices = range(len(weights))
     *ys, x_full = [None] * (len(weights) + 1) if out is None else out if gathered else (*out, None)
     lists = {"weight": weights, "bias": biases, "out": ys}
     _check_types({"x": x, "x_full": x_full} | {f"{name}[{index}]": of[index] for name, of in lists.items() for index in indices})
     lead = x.shape[:-1]
+    leads = results_lead("all_gather_matmul", lead, m, comm)
     if x.ndim > 2:
         x = x.reshape(prod(lead), x.shape[-1])
     if m is None:
@@ -96,7 +100,7 @@ def run_several(
     if out is not None:
         return out
     results = [*ys, x_full] if gathered else ys
-    return tuple(y.reshape(-1, *lead[1:], y.shape[1]) if len(lead) > 1 else y for y in results)
+    return tuple(y.reshape(*leads, y.shape[1]) if len(lead) > 1 else y for y in results)
 
 
 def _check_place(comm: Communicator) -> None:

@@ -37,6 +37,7 @@ def all_gather_matmul(
     *,
     m: int | None = None,
     n: int | None = None,
+    sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: Operand | None = None,
 ) -> Operand: ...
@@ -51,6 +52,7 @@ def all_gather_matmul(
     return_gathered: Literal[True],
     m: int | None = None,
     n: int | None = None,
+    sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: tuple[Operand, Operand] | None = None,
 ) -> tuple[Operand, Operand]: ...
@@ -65,6 +67,7 @@ def all_gather_matmul(
     *,
     m: int | None = None,
     n: Sequence[int] | None = None,
+    sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: tuple[Operand, ...] | None = None,
 ) -> tuple[Operand, ...]: ...
@@ -78,6 +81,7 @@ def all_gather_matmul(
     *,
     m: int | None = None,
     n: Any = None,
+    sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: Any = None,
 ) -> Any:
@@ -99,6 +103,8 @@ def all_gather_matmul(
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
         n: columns of all ranks together, where ranks have different numbers of columns: each has those of
             :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank. Of several weights a list of as many.
+        sequence_dim: the dimension of ``x`` and of the result that is split over the ranks: 1 of a batch-first ``[b, s_r, k]``,
+            which is copied, and whose result ``[b, s, n_r]`` is a transposed view.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
         keep_gathered: whether autograd keeps the gathered ``x`` for the gradient of ``weight``, ``[m, k]`` in place of
             ``[m_r, k]``. The backward pass then gathers nothing. Nothing is kept where ``weight`` needs none. The same on every rank.
@@ -119,17 +125,21 @@ def all_gather_matmul(
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
     _check_extents(m=m)
-    comm, number = group or _comm.default(), _number(activation)
+    comm, number = _comm.chosen(group), _number(activation)
     backend = _backend(x)
+    dim = _sequence_dim(x, sequence_dim, out)
+    x = _swapped(x, dim)
     # Arrays of NumPy have no gradients.
     kept = {"keep": keep_gathered} if backend is _torch else {}
     if isinstance(weight, (list, tuple)):
         weight, bias, n = _several(weight, bias, n, out, number, return_gathered)
-        return backend.run_several(x, weight, bias, comm, out, activation=number, m=m, columns=n, gathered=return_gathered, **kept)
+        results = backend.run_several(x, weight, bias, comm, out, activation=number, m=m, columns=n, gathered=return_gathered, **kept)
+        return _swapped(results, dim)
     _check_extents(n=n)
     if return_gathered:
         _check_pair(out, "return_gathered", "(y, x_full)")
-    return backend.run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered, **kept)
+    kept |= {"activation": number, "m": m, "split": n, "gathered": return_gathered}
+    return _swapped(backend.run("all_gather_matmul", x, weight, bias, comm, out, **kept), dim)
 
 
 @overload
@@ -144,6 +154,7 @@ def matmul_reduce_scatter(
     *,
     k: int | None = None,
     partials: str | None = None,
+    sequence_dim: int = 0,
 ) -> Operand: ...
 @overload
 def matmul_reduce_scatter(
@@ -157,6 +168,7 @@ def matmul_reduce_scatter(
     out: tuple[Operand, Operand] | None = None,
     k: int | None = None,
     partials: str | None = None,
+    sequence_dim: int = 0,
 ) -> tuple[Operand, Operand]: ...
 def matmul_reduce_scatter(
     x: Any,
@@ -169,6 +181,7 @@ def matmul_reduce_scatter(
     *,
     k: int | None = None,
     partials: str | None = None,
+    sequence_dim: int = 0,
 ) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
@@ -184,6 +197,8 @@ def matmul_reduce_scatter(
             :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times that of this rank.
         partials: ``float32`` sends partial sums in fp32, twice the bytes: the result is rounded once, and no fp16 partial
             sum overflows where the total does not. ``None``: in the operands' dtype. The same on every rank.
+        sequence_dim: the dimension of ``x``, ``residual`` and the result that is split over the ranks, as in
+            :func:`all_gather_matmul`: 1 of a batch-first ``[b, s, k_r]``, whose result is ``[b, s_r, n]``.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
@@ -191,7 +206,7 @@ def matmul_reduce_scatter(
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials, sequence_dim)
 
 
 @overload
@@ -282,7 +297,7 @@ def prepare(
         partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
-    comm, number = group or _comm.default(), _number(activation)
+    comm, number = _comm.chosen(group), _number(activation)
     if isinstance(n, (list, tuple)):
         if op != "all_gather_matmul":
             raise OperandError(f"n is a {type(n).__name__}, and {op} takes one weight: give a number")
@@ -296,14 +311,29 @@ def prepare(
     _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
-def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None, partials: Any) -> Any:
+def _row_parallel(
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    norm: Any,
+    group: Any,
+    out: Any,
+    k: int | None,
+    partials: Any,
+    sequence_dim: int = 0,
+) -> Any:
     _check_extents(k=k)
     if isinstance(weight, (list, tuple)):
         raise OperandError(f"weight is a {type(weight).__name__} of {len(weight)}: all_gather_matmul alone takes several weights")
     if norm is not None:
         _check_norm(norm, out)
-    comm, number = group or _comm.default(), partials_number(partials)
-    return _backend(x).run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number)
+    comm, number = _comm.chosen(group), partials_number(partials)
+    backend = _backend(x)
+    dim = _sequence_dim(x, sequence_dim, out)
+    x, residual = _swapped(x, dim), _swapped(residual, dim)
+    return _swapped(backend.run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number), dim)
 
 
 def _several(weights: Any, biases: Any, columns: Any, out: Any, activation: int, gathered: bool) -> tuple[list, list, list]:
@@ -378,6 +408,43 @@ def as_rows(residual: Any, lead: Sequence[int]) -> Any:
     if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
         raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
     return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
+
+
+def _sequence_dim(x: Any, dim: int, out: Any) -> int:
+    """The dimension that the ranks share, from 0 on."""
+    dims = len(x.shape)
+    if not -dims <= dim < dims or (dim % dims == dims - 1 and dim):
+        raise OperandError(f"sequence_dim = {dim}: x has {dims} dimensions, of which all but the last may be split over the ranks")
+    dim %= dims
+    if dim and out is not None:
+        raise OperandError(f"sequence_dim = {dim} with out=: results that the caller places have rows by the first dimension, leave one out")
+    return dim
+
+
+def _swapped(of: Any, dim: int) -> Any:
+    """The shared dimension in the first place, or back there; a view."""
+    if not dim or of is None:
+        return of
+    return tuple(_swapped(part, dim) for part in of) if isinstance(of, tuple) else of.swapaxes(0, dim)
+
+
+def results_lead(op: str, lead: Sequence[int], m: int | None, comm: _comm.Communicator) -> tuple[int, ...]:
+    """The dimensions but the last of a result, for an ``x`` whose dimensions but the last are ``lead``."""
+    if len(lead) < 2 or op == "matmul_all_reduce":
+        return tuple(lead)
+    (first, *others), world = lead, comm.world_size
+    each = prod(others)
+    if op == "all_gather_matmul":
+        if m is not None and each == 1:
+            return (m, *others)
+        if m is not None and m != world * first * each:
+            raise OperandError(f"m = {m}: x is [{', '.join(map(str, lead))}, k], and {world} ranks with as many rows have {world * first * each}: give x as [rows, k]")
+        return (world * first, *others)
+    if each > 1 and first % world:
+        padded = -(-first // world) * world
+        shape = ", ".join(map(str, lead))
+        raise OperandError(f"x is [{shape}, k_r]: its first dimension is split over {world} ranks, pad it to {padded}, or give x as [rows, k_r]")
+    return (shard_rows(comm, first), *others)
 
 
 def shard_rows(comm: _comm.Communicator, m: int) -> int:

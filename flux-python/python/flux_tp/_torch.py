@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _ops
-from ._autograd import AllGatherMatmul, AllGatherMatmulSeveral, MatmulAllReduce, MatmulReduceScatter
+from ._autograd import AllGatherMatmul, AllGatherMatmulSeveral, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator, known
 from ._kernels import calls, gather_for_several, out_calls, own_error, pair_calls, pair_out_calls
 from .errors import OperandError
@@ -44,6 +45,45 @@ FUNCTIONS |= {_ops.ACTIVATIONS[name]: _Gated(_PLAIN[of], False) for name, of in 
 FUNCTIONS |= {_ops.ACTIVATIONS[f"{name}_interleaved"]: _Gated(_PLAIN[of], True) for name, of in _GATED.items()}
 
 
+def _operands(given: dict[str, Any]) -> list[Tensor | None]:
+    """Operands by name, ``x`` first, checked and as autocast has them."""
+    for name, operand in given.items():
+        if operand is None:
+            continue
+        if not isinstance(operand, Tensor):
+            raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")
+        if not torch.compiler.is_compiling() and _is_transformed(operand):
+            raise OperandError(
+                f"{name} is a tensor of torch.func or of forward-mode AD, and flux_tp's ops have neither: "
+                "call them outside, or differentiate by torch.autograd's backward pass"
+            )
+    device = given["x"].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(given.values())
+    dtype = torch.get_autocast_dtype(device)
+    return [operand.to(dtype) if operand is not None and operand.dtype in _CAST else operand for operand in given.values()]
+
+
+# What autocast casts, as for torch's own linear.
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def copied_input_linear(x: Any, weight: Tensor, bias: Tensor | None, n: int, comm: Communicator) -> Tensor:
+    """A column-parallel linear of an ``x`` that every rank has whole. ``n``: columns of all ranks together."""
+    named = {"x": x, "weight": weight, "bias": bias}
+    operands = _operands(named)
+    for name, operand in zip(named, operands, strict=True):
+        if operand is not None and operand.dtype not in (torch.bfloat16, torch.float16):
+            raise OperandError(f"{name}: its dtype is {operand.dtype}: convert it to torch.bfloat16 or torch.float16, or call under autocast")
+        if operand is not None and operand.dtype != operands[0].dtype:
+            raise OperandError(f"{name} is {operand.dtype}, and x {operands[0].dtype}: convert one of them")
+    return CopiedInputLinear.apply(*operands, n, comm.id)
+
+
 def run(
     op: str,
     x: Any,
@@ -64,9 +104,8 @@ def run(
     """Makes a call; see the ops in ``_ops``."""
     lead = x.shape[:-1]
     gain, eps = norm or (None, None)
-    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual), ("gain", gain)):
-        if operand is not None and not isinstance(operand, Tensor):
-            raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")
+    x, weight, bias, residual, gain = _operands({"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain})
+    results_lead = _ops.results_lead(op, lead, m, comm)
     if len(lead) > 1:
         x = x.reshape(prod(lead), x.shape[-1])
         residual = _ops.as_rows(residual, lead)
@@ -84,8 +123,8 @@ def run(
     if out is not None or len(lead) == 1:
         return y
     if second is not None:
-        return tuple(_lead(part, lead) for part in y)
-    return _lead(y, lead)
+        return tuple(part.reshape(*results_lead, part.shape[1]) for part in y)
+    return y.reshape(*results_lead, y.shape[1])
 
 
 def run_several(
@@ -102,18 +141,18 @@ def run_several(
     keep: bool,
 ) -> Any:
     """Makes a call with several weights; see ``all_gather_matmul`` in ``_ops``."""
-    lead = x.shape[:-1]
+    lead, count = x.shape[:-1], len(weights)
+    results_lead = _ops.results_lead("all_gather_matmul", lead, m, comm)
+    named = {f"weight[{index}]": weight for index, weight in enumerate(weights)}
+    x, *operands = _operands({"x": x, **named, **{f"bias[{index}]": bias for index, bias in enumerate(biases)}})
+    weights, biases = operands[:count], operands[count:]
+    for index, result in enumerate(out or ()):
+        if not isinstance(result, Tensor):
+            raise OperandError(f"out[{index}] is a {type(result).__name__}, and x is a torch.Tensor: give tensors alone")
     if len(lead) > 1:
         x = x.reshape(prod(lead), x.shape[-1])
-    named = {f"weight[{index}]": weight for index, weight in enumerate(weights)}
-    named |= {f"bias[{index}]": bias for index, bias in enumerate(biases)}
-    if out is not None:
-        named |= {f"out[{index}]": result for index, result in enumerate(out)}
-    for name, operand in named.items():
-        if operand is not None and not isinstance(operand, Tensor):
-            raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")
     # What shapes of results are taken from.
-    for name, operand in {"x": x, **dict(list(named.items())[: len(weights)])}.items():
+    for name, operand in {"x": x, **dict(zip(named, weights, strict=True))}.items():
         if operand.dim() != 2:
             raise OperandError(f"{name} has {operand.dim()} dimensions, and 2 are needed")
     operands = (x, *weights, *biases)
@@ -136,12 +175,7 @@ def run_several(
     if out is not None:
         return out
     results = [*ys, x_full] if gathered else ys
-    return tuple(results if len(lead) == 1 else [_lead(part, lead) for part in results])
-
-
-def _lead(y: Tensor, lead: Any) -> Tensor:
-    # The rows as dimensions of ``x``, of which each rank has its own first.
-    return y.reshape(-1, *lead[1:], y.shape[1])
+    return tuple(results if len(lead) == 1 else [part.reshape(*results_lead, part.shape[1]) for part in results])
 
 
 def _with_own_errors(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as Megatron-LM's."""
+"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as of ``torch.nn.Linear``; Megatron-LM's load, too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._autograd import CopiedInputLinear
-from ._comm import Communicator, default
+from ._comm import Communicator, chosen
 from ._ops import ACTIVATIONS, GATED, all_gather_matmul, check_gates, matmul_all_reduce, matmul_reduce_scatter, partials_number
-from ._torch import FUNCTIONS
+from ._torch import FUNCTIONS, copied_input_linear
 from .errors import OperandError
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
@@ -31,13 +30,18 @@ class _ParallelLinear(nn.Module):
         group: Communicator | None,
         device: Any,
         dtype: torch.dtype | None,
-        halves: int = 1,
+        sequence_dim: int,
+        gates: str | None = None,
     ) -> None:
         super().__init__()
+        dtype = torch.bfloat16 if dtype is None else dtype
+        if dtype not in (torch.bfloat16, torch.float16):
+            raise OperandError(f"dtype = {dtype}: give torch.bfloat16 or torch.float16")
         self.in_features, self.out_features = in_features, out_features
         self.sequence_parallel = sequence_parallel
-        self.comm = group or default()
-        shape = [out_features, in_features]
+        self.comm = chosen(group)
+        self.sequence_dim, self._gates = sequence_dim, gates
+        shape, halves = [out_features, in_features], 1 if gates is None else 2
         try:
             own = self.comm.features(shape[self._dim] // halves)
         except OperandError as error:
@@ -45,7 +49,7 @@ class _ParallelLinear(nn.Module):
         shape[self._dim] = halves * (own.stop - own.start)
         if device is None and self.comm.device is not None:
             device = torch.device("cuda", self.comm.device)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype or torch.bfloat16))
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(self.weight.new_empty(shape[0])) if bias else None
         # What Megatron-LM's optimizers and checkpoints ask of a parameter.
         for parameter, split in ((self.weight, True), (self.bias, self._dim == 0)):
@@ -56,18 +60,35 @@ class _ParallelLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weight as ``torch.nn.Linear`` does, from this rank's generator; the bias is zero, alike on every rank."""
-        bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
+        """Draws the weight as ``torch.nn.Linear`` does; the bias is zero.
+
+        Every rank draws the whole weight and keeps its part, so with one seed on all ranks the parts are those of one weight,
+        whatever the number of ranks. The whole weight is in memory meanwhile.
+        """
+        own = self.weight.detach()
+        # A single rank's part is the whole.
+        whole = own if self.comm.world_size == 1 else own.new_empty(self.out_features, self.in_features)
+        nn.init.kaiming_uniform_(whole, a=math.sqrt(5))
+        if whole is not own:
+            own.copy_(self._part(whole))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    # Megatron-LM's linear layers have this entry, too.
-    def get_extra_state(self) -> None:
-        """Returns nothing; makes the entry ``_extra_state`` that Megatron-LM's state dicts have."""
+    def _part(self, whole: Tensor) -> Tensor:
+        """This rank's part of a weight, or of a bias that is split as its rows are."""
+        features = whole.shape[self._dim]
+        if self._gates is None:
+            own = self.comm.features(features)
+            return whole[own] if self._dim == 0 else whole[:, own]
+        own = self.comm.features(features // 2)
+        if self._gates.endswith("_interleaved"):
+            return whole[2 * own.start : 2 * own.stop]
+        return torch.cat([half[own] for half in whole.chunk(2)])
 
-    def set_extra_state(self, state: Any) -> None:
-        """Ignores the entry."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        # An empty entry of Megatron-LM's linear layers.
+        state_dict.pop(prefix + "_extra_state", None)
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     def extra_repr(self) -> str:
         words = [f"{name}={getattr(self, name)}" for name in ("in_features", "out_features", "sequence_parallel", "comm")]
@@ -91,6 +112,10 @@ class ColumnParallelLinear(_ParallelLinear):
     the part of ``out_features // 2`` of the gates and of the ups, so its output is the input of a ``RowParallelLinear`` of as
     many ``in_features``.
     Fused where no gradient is needed.
+
+    ``sequence_dim=1``: the input is batch-first, ``[b, s_r, in_features]``, and the output ``[b, s, n_r]``.
+
+    ``dtype``: ``torch.bfloat16``, which is the default, or ``torch.float16``. Under autocast inputs are cast.
     """
 
     _dim = 0
@@ -107,23 +132,27 @@ class ColumnParallelLinear(_ParallelLinear):
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        sequence_dim: int = 0,
     ) -> None:
         if activation is not None and activation not in ACTIVATIONS:
             raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
-        halves = 2 if activation is not None and ACTIVATIONS[activation] in GATED else 1
-        if halves == 2:
-            check_gates("out_features", out_features, (group or default()).world_size)
-        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype, halves)
-        if halves == 2 and not sequence_parallel and out_features % (16 * self.comm.world_size):
+        gates = activation if activation is not None and ACTIVATIONS[activation] in GATED else None
+        if gates is not None:
+            check_gates("out_features", out_features, chosen(group).world_size)
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype, sequence_dim, gates)
+        if gates is not None and not sequence_parallel and out_features % (16 * self.comm.world_size):
             text = f"out_features = {out_features}: without sequence_parallel gates take multiples of {16 * self.comm.world_size}"
             raise OperandError(text)
         self.activation, self.keep_gathered = activation, keep_gathered
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, m: int | None = None) -> Tensor:
+        """``m``: rows of all ranks together, where ranks have different numbers of rows, as in :func:`flux_tp.all_gather_matmul`."""
         if not self.sequence_parallel:
-            y = CopiedInputLinear.apply(x, self.weight, self.bias, self.out_features, self.comm.id)
+            if m is not None:
+                raise OperandError(f"m = {m}: without sequence_parallel every rank has all rows, leave it out")
+            y = copied_input_linear(x, self.weight, self.bias, self.out_features, self.comm)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
-        options = {"n": self.out_features, "keep_gathered": self.keep_gathered}
+        options = {"m": m, "n": self.out_features, "keep_gathered": self.keep_gathered, "sequence_dim": self.sequence_dim}
         return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm, **options)
 
 
@@ -136,6 +165,8 @@ class RowParallelLinear(_ParallelLinear):
     bias is that of all rows: it needs no all-reduce over the ranks.
 
     ``partials="float32"``: ranks send partial sums in fp32, as in :func:`flux_tp.matmul_reduce_scatter`.
+
+    ``sequence_dim``, ``dtype``: as of :class:`ColumnParallelLinear`.
     """
 
     _dim = 1
@@ -151,11 +182,14 @@ class RowParallelLinear(_ParallelLinear):
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        sequence_dim: int = 0,
     ) -> None:
-        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype, sequence_dim)
         partials_number(partials)
         self.partials = partials
 
     def forward(self, x: Tensor) -> Tensor:
-        op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
-        return op(x, self.weight, self.bias, group=self.comm, k=self.in_features, partials=self.partials)
+        options = {"group": self.comm, "k": self.in_features, "partials": self.partials}
+        if not self.sequence_parallel:
+            return matmul_all_reduce(x, self.weight, self.bias, **options)
+        return matmul_reduce_scatter(x, self.weight, self.bias, sequence_dim=self.sequence_dim, **options)

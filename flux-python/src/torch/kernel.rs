@@ -6,7 +6,7 @@
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
-use crate::operand::{Dims, Weight, activation, names, operand, weight};
+use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
 use crate::ops::{Call, Eps, Kind, Norm, WeightOperands};
 use flux_ops::binding::Class;
 use flux_ops::{DType, Location, Partials, RawTensor};
@@ -344,6 +344,7 @@ impl Place<'_> {
             )));
         }
         let [rows, cols] = meta.sizes;
-        Ok((dtype, location, Dims { dim: meta.dim, rows, cols, strides: meta.strides }))
+        let Meta { dim, strides, .. } = *meta;
+        Ok((dtype, location, Dims { dim, rows, cols, strides, library: Library::Torch }))
     }
 }
