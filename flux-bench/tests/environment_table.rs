@@ -37,7 +37,15 @@ fn variables(text: &str) -> impl Iterator<Item = String> {
 /// The sources of the crates and programs, and of what the tests of all of them share to say what
 /// they skip.
 fn texts(root: &Path) -> Vec<String> {
-    let crates = ["flux-core", "flux-kernels", "flux-transport", "flux-ops", "flux-bench", "xtask"];
+    let crates = [
+        "flux-core",
+        "flux-cuda",
+        "flux-kernels",
+        "flux-transport",
+        "flux-ops",
+        "flux-bench",
+        "xtask",
+    ];
     let files = crates.iter().flat_map(|name| sources(&root.join(name).join("src")));
     let shared = root.join("flux-kernels/tests/skipped/mod.rs");
     files.chain([shared]).map(|path| fs::read_to_string(path).unwrap()).collect()

@@ -72,22 +72,27 @@ const WORKING: &[u8] = &[0];
 ///
 /// # Errors
 /// [`BuildError::Transport`] where a peer is lost meanwhile.
-pub(crate) fn working<V: Send>(
+pub(crate) fn working<V>(
     comm: &Communicator,
     op: &str,
-    work: impl FnOnce() -> V + Send,
+    work: impl FnOnce() -> V,
 ) -> Result<V, BuildError> {
-    let (alive, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let worker = scope.spawn(move || {
-            let _alive = alive;
-            work()
-        });
-        // A rank that says something in each third of a deadline is late for none.
-        while ended.recv_timeout(comm.deadline() / 3) == Err(RecvTimeoutError::Timeout) {
-            comm.exchange_at(Step::Ready, WORKING).map_err(while_building(op))?;
-        }
-        Ok(worker.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        let (done, ended) = mpsc::channel::<()>();
+        let announce = move || -> Result<(), BuildError> {
+            // A rank that says something in each third of a deadline is late for none.
+            while ended.recv_timeout(comm.deadline() / 3) == Err(RecvTimeoutError::Timeout) {
+                comm.exchange_at(Step::Ready, WORKING).map_err(while_building(op))?;
+            }
+            Ok(())
+        };
+        // Where no thread can be had, peers wait for this rank for one deadline.
+        let announcer = std::thread::Builder::new().spawn_scoped(scope, announce).ok();
+        let value = work();
+        drop(done);
+        announcer
+            .map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))?;
+        Ok(value)
     })
 }
 

@@ -32,13 +32,14 @@ pub mod fuzz;
 #[cfg(test)]
 #[path = "../tests/lateness/mod.rs"]
 mod lateness;
+pub mod reason;
 mod sync;
 mod topology;
 
 pub use backends::{
     Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, Job, LibraryCollective,
     MessageRounds, Mover, Options, ParseSelectError, PeerStores, RowTransfers, Select, Source,
-    StagedTransfer, Started, TransportError, TransportKind, Wait, WorkspaceView, reason,
+    StagedTransfer, Started, TransportError, TransportKind, Wait, WorkspaceView,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};

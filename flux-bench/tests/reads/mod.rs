@@ -200,6 +200,8 @@ fn calls(tokens: &[Token]) -> impl Iterator<Item = &Token> {
             [Sign('!'), Sign('('), arguments @ ..] | [Sign('('), arguments @ ..] if reads => {
                 arguments
             }
+            // The field of a `flux_cuda::library::Search`.
+            [Sign(':'), arguments @ ..] if name == "variable" => arguments,
             _ => return None,
         };
         // A longer one is made by other code, which is no name that can be looked up.

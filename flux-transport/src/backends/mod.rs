@@ -23,7 +23,7 @@ mod view;
 pub use connect_error::ConnectError;
 pub(crate) use device::drain::failing;
 pub use error::TransportError;
-pub use fault::{Fault, Wait, reason};
+pub use fault::{Fault, Wait};
 pub use held::HeldBytes;
 pub use jobs::{
     CollectiveKind, Job, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,

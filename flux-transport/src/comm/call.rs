@@ -6,8 +6,9 @@
 use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
-use crate::backends::{Job, Started, TransportError, WorkspaceView, reason};
+use crate::backends::{Job, Started, TransportError, WorkspaceView};
 use crate::device::Stream;
+use crate::reason;
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

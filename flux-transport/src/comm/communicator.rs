@@ -9,9 +9,10 @@ use super::flight::Flight;
 use super::health::Health;
 use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
-use crate::backends::{Transport, reason};
+use crate::backends::Transport;
 use crate::bootstrap::control::{Step, agree, agree_at};
 use crate::cuda::keep;
+use crate::reason;
 use crate::{
     Capabilities, ControlError, Device, HeldBytes, Options, TransportError, TransportKind,
     WorkspaceView, World,

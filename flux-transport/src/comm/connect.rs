@@ -6,9 +6,10 @@
 use super::automatic::automatic;
 use super::communicator::Communicator;
 use super::open::{host, mixed, nccl, nvlink, pcie};
-use crate::backends::{asked, reason};
+use crate::backends::asked;
 use crate::bootstrap::control::{Disagreed, Step, agree_at};
 use crate::bootstrap::unblock::unblock;
+use crate::reason;
 use crate::{ConnectError, Options, Select, World};
 use flux_core::Rank;
 use std::ffi::OsString;

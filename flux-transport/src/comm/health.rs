@@ -8,8 +8,8 @@ use super::departures::Departures;
 use super::root_cause::{PeerFault, is_second_hand, root_cause};
 use crate::Fault;
 use crate::backends::Transport;
-use crate::backends::reason;
 use crate::bootstrap::control::{GaveUp, Notice, mask_of};
+use crate::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
@@ -142,7 +142,7 @@ impl Health {
     fn behind(&self, fault: Fault) -> Fault {
         let Fault::Aborted { reason, .. } = fault else { return fault };
         let of_another = |named: &Fault| !matches!(named, Fault::PeerLost { rank } | Fault::PeerLeft { rank } if *rank == self.rank);
-        reason::named(reason).filter(of_another).unwrap_or(fault)
+        Fault::named_by(reason).filter(of_another).unwrap_or(fault)
     }
 
     /// Notes that a call begins; breaks the communicator if a peer has left before it.

@@ -12,11 +12,11 @@ use super::connect::{connect, on_own_thread};
 use super::failure::GATHER;
 use crate::ConnectError;
 use crate::backends::failing;
-use crate::backends::reason;
 use crate::bootstrap::START;
 use crate::bootstrap::control::{
     Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of,
 };
+use crate::reason;
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;

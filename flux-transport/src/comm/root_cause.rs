@@ -4,8 +4,8 @@
 //! that has reported it.
 
 use crate::Fault;
-use crate::backends::reason;
 use crate::bootstrap::control::GaveUp;
+use crate::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 
@@ -32,7 +32,7 @@ impl PeerFault {
 /// Whether a record says only that another rank gave up. A lost or departed rank is named in the
 /// reason itself.
 pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
-    let of_another = record.rank != own.get() && reason::named(record.abort).is_none();
+    let of_another = record.rank != own.get() && Fault::named_by(record.abort).is_none();
     // Where one rank gives NCCL up, it fails at its peers.
     record.code == fault::ABORTED && (of_another || record.abort == reason::NCCL)
 }

@@ -6,8 +6,9 @@
 use super::failure::{Doing, RankReport};
 use super::flight::CallState;
 use crate::Fault;
-use crate::backends::{Wait, reason};
+use crate::backends::Wait;
 use crate::bootstrap::control::mask_of;
+use crate::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;

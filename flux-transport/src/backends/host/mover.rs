@@ -9,8 +9,8 @@
 use super::block::pointer;
 use super::mapping::Mapping;
 use crate::backends::error::TransportError;
-use crate::backends::fault::reason;
 use crate::backends::jobs::{RowTransfers, place_offset};
+use crate::reason;
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};

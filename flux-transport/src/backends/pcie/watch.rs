@@ -7,7 +7,7 @@
 use super::words::Words;
 use crate::backends::device::fault_block::FaultBlock;
 use crate::backends::device::peer_memory::PeerMemoryError;
-use crate::backends::fault::reason;
+use crate::reason;
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -8,8 +8,8 @@
 use super::layout::{BROKEN, POISONED};
 use super::region::PinnedRegion;
 use crate::backends::device::calls::AHEAD;
-use crate::backends::fault::reason;
 use crate::cuda::{PinnedBlock, host_size};
+use crate::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
 use flux_core::signal::Epoch;

@@ -22,7 +22,7 @@ pub enum ControlError {
     #[error("rank {rank} has left the world, so no step with it can be taken")]
     PeerLeft { rank: Rank },
     /// A rank has aborted the communicator whose step this is.
-    #[error("rank {rank} aborted: {}", crate::backends::reason::words(*reason))]
+    #[error("rank {rank} aborted: {}", crate::reason::words(*reason))]
     Aborted {
         rank: Rank,
         /// As of [`Fault::Aborted`](crate::Fault::Aborted).

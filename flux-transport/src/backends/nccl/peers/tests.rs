@@ -1,8 +1,9 @@
 //! Ranks as threads, over the control plane that threads have.
 
 use super::*;
-use crate::backends::fault::{Fault, reason};
+use crate::backends::fault::Fault;
 use crate::bootstrap::control::{LocalControl, Notice, Watcher};
+use crate::reason;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Instant;
