@@ -3,11 +3,11 @@
 use crate::comm::{InUse, OpDefaults, flux_comm};
 use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
-use crate::tensor::{element, flux_operands, flux_tensor, operand};
-use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands, RawWeight};
+use crate::tensor::{dtype, element, flux_operands, flux_tensor, operand};
+use flux_ops::binding::{Handles, NamedActivation};
 use flux_ops::{
-    BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, ProblemError, Rank,
-    WeightLayout,
+    BuildError, CallError, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, Norm, OpKind, OpSpec,
+    Operands, Partials, ProblemError, Rank, Weight, WeightLayout, WeightList,
 };
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
@@ -149,7 +149,7 @@ unsafe impl Structure for flux_op_options {
 #[derive(Debug)]
 struct Op {
     // Before the communicator.
-    op: AnyOp,
+    op: FusedLinear,
     flags: u32,
     max_m: usize,
     comm: InUse,
@@ -161,19 +161,9 @@ fn with(op: *const flux_op, run: impl FnOnce(&Op) -> Result<(), Error>) -> flux_
     guard(|| run(here(&*OPS.get(op)?)?))
 }
 
-pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
-    match number {
-        1 => Ok(DType::Bf16),
-        2 => Ok(DType::F16),
-        other => Err(Error::argument(format!(
-            "{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"
-        ))),
-    }
-}
-
 impl flux_op_options {
     fn spec(&self, defaults: OpDefaults) -> Result<OpSpec, Error> {
-        let op = match self.kind {
+        let kind = match self.kind {
             1 => OpKind::AllGatherGemm,
             2 => OpKind::GemmReduceScatter,
             3 => OpKind::GemmAllReduce,
@@ -215,30 +205,30 @@ impl flux_op_options {
                  all weights"
             )));
         }
-        if several > 0 && (op.reduces() || gates.is_some()) {
-            let words = "options.columns are given, and FLUX_ALL_GATHER_GEMM without gates alone \
-                         takes several weights: give zeros";
-            return Err(Error::operand(words));
+        let dtype = dtype("options.dtype", self.dtype)?;
+        let mut spec = OpSpec::new(kind, self.max_m, self.n, self.k, dtype);
+        if has(FLUX_OP_F32_PARTIALS) {
+            spec.numerics.partials = Partials::F32;
         }
-        Ok(OpSpec {
-            op,
-            dtype: dtype("options.dtype", self.dtype)?,
-            max_m: self.max_m,
-            n: self.n,
-            k: self.k,
-            columns: (several > 0).then(|| self.columns[..several].to_vec()),
-            weights: if has(FLUX_OP_WEIGHTS_KN) { WeightLayout::Kn } else { WeightLayout::Nk },
+        if has(FLUX_OP_WEIGHTS_KN) {
+            spec.weights = WeightLayout::Kn;
+        }
+        if has(FLUX_OP_CAPTURES) {
+            // SAFETY: the flag asks for what captures need.
+            unsafe { spec.allow_captures() };
+        }
+        spec.columns = (several > 0).then(|| self.columns[..several].to_vec());
+        spec.epilogue = EpilogueSpec {
             bias: has(FLUX_OP_BIAS),
             residual: has(FLUX_OP_RESIDUAL),
             activation,
             gates,
-            rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
-            batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
-            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::Output },
-            sm_margin: defaults.sm_margin,
-            max_workspace: defaults.max_workspace,
-            captures: has(FLUX_OP_CAPTURES),
-        })
+            rms_norm: has(FLUX_OP_RMS_NORM).then(|| self.rms_norm_eps.into()),
+        };
+        spec.batch_invariant = has(FLUX_OP_BATCH_INVARIANT);
+        spec.launch.sm_margin = defaults.sm_margin;
+        spec.max_workspace = defaults.max_workspace;
+        Ok(spec)
     }
 }
 
@@ -261,10 +251,9 @@ pub unsafe extern "C" fn flux_op_create(
         // SAFETY: as the header asks.
         let options = unsafe { structure(options) }?;
         let spec = options.spec(comm.comm()?.defaults)?;
-        // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
-        let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
+        let built = FusedLinear::build(spec, &comm.comm()?.comm).map_err(built_in_c)?;
         let made = OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm });
-        // SAFETY: the caller's place, as above.
+        // SAFETY: the caller's place for a handle, which was checked not to be NULL.
         unsafe { op.write(made) };
         Ok(())
     })
@@ -320,7 +309,7 @@ pub unsafe extern "C" fn flux_op_rows(
     count: *mut usize,
 ) -> flux_status {
     // SAFETY: as the header asks.
-    unsafe { part(op, rank, (first, count), |op, rank| op.rows(m, rank).map_err(in_c)) }
+    unsafe { part(op, rank, first, count, |op, rank| op.rows(m, rank).map_err(in_c)) }
 }
 
 /// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
@@ -337,7 +326,7 @@ pub unsafe extern "C" fn flux_op_columns(
     count: *mut usize,
 ) -> flux_status {
     // SAFETY: as the header asks.
-    unsafe { part(op, rank, (first, count), |op, rank| Ok(op.columns(rank))) }
+    unsafe { part(op, rank, first, count, |op, rank| Ok(op.columns(rank))) }
 }
 
 /// As flux_op_columns, of one of several weights, counted from its own first column.
@@ -353,14 +342,14 @@ pub unsafe extern "C" fn flux_op_weight_columns(
     first: *mut usize,
     count: *mut usize,
 ) -> flux_status {
-    let columns = |op: &AnyOp, rank| match op.weight_count() {
+    let columns = |op: &FusedLinear, rank| match op.weight_count() {
         weights if weight < weights => Ok(op.weight_columns(weight, rank)),
         weights => Err(Error::operand(format!(
             "weight = {weight} is not below the op's number of weights, {weights}"
         ))),
     };
     // SAFETY: as the header asks.
-    unsafe { part(op, rank, (first, count), columns) }
+    unsafe { part(op, rank, first, count, columns) }
 }
 
 /// The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
@@ -377,7 +366,7 @@ pub unsafe extern "C" fn flux_op_inner(
     count: *mut usize,
 ) -> flux_status {
     // SAFETY: as the header asks.
-    unsafe { part(op, rank, (first, count), |op, rank| Ok(op.inner(rank))) }
+    unsafe { part(op, rank, first, count, |op, rank| Ok(op.inner(rank))) }
 }
 
 /// # Safety
@@ -385,8 +374,9 @@ pub unsafe extern "C" fn flux_op_inner(
 unsafe fn part(
     op: *const flux_op,
     rank: u32,
-    (first, count): (*mut usize, *mut usize),
-    of: impl FnOnce(&AnyOp, Rank) -> Result<Range<usize>, Error>,
+    first: *mut usize,
+    count: *mut usize,
+    of: impl FnOnce(&FusedLinear, Rank) -> Result<Range<usize>, Error>,
 ) -> flux_status {
     with(op, |op| {
         let world = op.comm.comm()?.comm.world_size().get();
@@ -510,22 +500,23 @@ unsafe fn forward(
     let weight = |weight| {
         let (w, y) = (one("w", given.w, weight)?, one("y", given.y, weight)?);
         let bias = if has_bias { Some(one("bias", given.bias, weight)?) } else { None };
-        Ok::<_, Error>(RawWeight { w, bias, y })
+        Ok::<_, Error>(Weight { w, bias, y })
     };
     // A call allocates nothing.
-    let mut all = [weight(0)?; MAX_WEIGHTS];
-    for (number, place) in all.iter_mut().enumerate().take(weights).skip(1) {
-        *place = weight(number)?;
+    let mut all = WeightList::new();
+    for number in 0..weights {
+        // There is room: an op has no more.
+        let _ = all.push(weight(number)?);
     }
     let norm = (
         optional("gain", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.gain)?,
         optional("y_norm", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.y_norm)?,
     );
-    let operands = RawOperands {
+    let operands = Operands {
         x: operand("x", given.x)?,
-        weights: &all[..weights],
+        weights: all,
         residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
-        norm: norm.0.zip(norm.1),
+        norm: norm.0.zip(norm.1).map(|(gain, y_norm)| Norm { gain, y_norm }),
         gathered: if given.x_full.is_null() {
             None
         } else {
@@ -533,7 +524,7 @@ unsafe fn forward(
         },
     };
     // SAFETY: as the caller vouches.
-    unsafe { op.op.forward(&operands, stream) }.map_err(in_c)
+    unsafe { op.op.run(&operands, stream) }.map_err(in_c)
 }
 
 /// The error of a call, by the names of this interface where the Rust ones differ.
@@ -591,7 +582,7 @@ fn built_in_c(error: BuildError) -> Error {
 mod tests {
     use super::*;
     use crate::error::flux_last_error_message;
-    use flux_ops::{Problem, WorldSize};
+    use flux_ops::{DType, Problem, WorldSize};
     use flux_transport::TransportKind;
     use std::ffi::CStr;
 

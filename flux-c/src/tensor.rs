@@ -2,8 +2,7 @@
 
 use crate::error::Error;
 use crate::handle::{Structure, given};
-use crate::op::dtype;
-use flux_ops::{Layout, Location, RawTensor};
+use flux_ops::{DType, Layout, Location, RawTensor};
 use std::ffi::c_void;
 
 /// A row-major matrix of the caller's. A vector is one row.
@@ -54,6 +53,17 @@ pub struct flux_operands {
 // SAFETY: sizes and pointers.
 unsafe impl Structure for flux_operands {
     const NAME: &'static str = "operands";
+}
+
+/// The element type with this number.
+pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
+    match number {
+        1 => Ok(DType::Bf16),
+        2 => Ok(DType::F16),
+        other => Err(Error::argument(format!(
+            "{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"
+        ))),
+    }
 }
 
 /// Describes an operand for flux-ops.

@@ -319,16 +319,10 @@ fn bad_options_of_an_op_are_refused() {
         FLUX_ERROR_OPERAND,
         "without FLUX_OP_WEIGHTS_KN",
     );
-    for refused in [
-        flux_op_options { activation: 5, ..several },
-        flux_op_options { kind: reduces.kind, ..several },
-    ] {
-        refused_with(
-            refused,
-            FLUX_ERROR_OPERAND,
-            "FLUX_ALL_GATHER_GEMM without gates alone takes several weights",
-        );
-    }
+    let gated = flux_op_options { n: 32, columns: [16, 16, 0, 0], activation: 5, ..several };
+    refused_with(gated, FLUX_ERROR_OPERAND, "an op with gates");
+    let sums = flux_op_options { kind: reduces.kind, ..several };
+    refused_with(sums, FLUX_ERROR_OPERAND, "gemm_ar has no several_weights");
     let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
     refused_with(norm, FLUX_ERROR_OPERAND, "eps must be a finite number");
     // SAFETY: no memory is read or written.

@@ -25,16 +25,15 @@ fn calls(problem: &Problem, global: &Global<bf16>, iters: u64) -> Duration {
     let barrier = Barrier::new(problem.world().index());
     let target = Target::peer_memory(Machine::H100, problem);
     let schedule = Plan::ranked(problem, &target)[0].schedule(problem, &target);
-    let times =
-        support::run(problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
-            let (x, w) = global.shard(member.rank);
-            barrier.wait();
-            let start = Instant::now();
-            for _ in 0..iters {
-                std::hint::black_box(member.call(&x, &w, Duration::ZERO).unwrap());
-            }
-            start.elapsed()
-        });
+    let times = support::run(problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_>| {
+        let (x, w) = global.shard(member.rank);
+        barrier.wait();
+        let start = Instant::now();
+        for _ in 0..iters {
+            std::hint::black_box(member.call(&x, &w, Duration::ZERO).unwrap());
+        }
+        start.elapsed()
+    });
     times.into_iter().max().unwrap_or_default()
 }
 

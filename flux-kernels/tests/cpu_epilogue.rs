@@ -5,11 +5,12 @@
 
 mod support;
 
+use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{
-    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut,
+    Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut,
 };
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use half::{bf16, f16};
@@ -46,10 +47,11 @@ fn each_rank<T: Element>(
     workers: usize,
     check: impl Fn(&TileProgram, &[T]) + Sync,
 ) {
-    run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_, T>| {
+    run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_>| {
         let (x, w) = global.shard(member.rank);
         for _ in 0..2 {
-            let y = member.call_with(&x, &w, global.epilogue(member.rank), Duration::ZERO).unwrap();
+            let (bias, epilogue) = (global.bias(member.rank), global.epilogue());
+            let y = member.call_with(&x, &w, bias, epilogue, Duration::ZERO).unwrap();
             assert_eq!(y.len(), global.y_shape(Rank::new(member.rank)).elements());
             check(member.executor.program(), &y);
         }
@@ -131,17 +133,19 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let p = problem::<bf16>(OpKind::GemmReduceScatter, 1);
     let (program, memory) = alone(&p, 0, &SCHEDULE, Epoch::FIRST);
     let (x, w, bias) = (vec![bf16::ONE; 13 * 24], vec![bf16::ONE; 40 * 24], vec![bf16::ONE; 40]);
-    let call = |epilogue: Epilogue<'_, bf16>| {
+    let call = |bias: Option<&[bf16]>, epilogue: Epilogue<'_, bf16>| {
         let mut y = vec![bf16::NAN; 13 * 40];
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
-                more: Default::default(),
                 gathered: None,
                 x: Rows { elements: &x, stride: 24 },
-                w: Rows { elements: &w, stride: 24 },
-                weights: WeightLayout::Nk,
-                y: RowsMut { elements: &mut y, stride: 40 },
+                weights: WeightList::one(CpuWeight {
+                    w: Rows { elements: &w, stride: 24 },
+                    y: RowsMut { elements: &mut y, stride: 40 },
+                    bias,
+                }),
+                layout: WeightLayout::Nk,
                 epilogue,
                 memory: memory.view(0, Duration::from_mins(1)),
                 await_pushed: false,
@@ -151,22 +155,21 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
         result
     };
-    let text =
-        call(Epilogue { bias: Some(&bias[..39]), ..Epilogue::default() }).unwrap_err().to_string();
+    let text = call(Some(&bias[..39]), Epilogue::default()).unwrap_err().to_string();
     assert_eq!(text, "bias holds 39 elements with a row stride of 40; 1 rows of 40 need 40");
     let refused =
-        call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
+        call(None, Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
     assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
     assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
     let refused =
-        call(Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() }).unwrap_err();
+        call(None, Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() })
+            .unwrap_err();
     assert!(matches!(refused, ExecuteError::Gates { n: 40, .. }), "{refused}");
     let rows = |elements| Residual::Rows(Rows { elements, stride: 40 });
-    let text = call(Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() })
+    let text = call(None, Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() })
         .unwrap_err()
         .to_string();
     assert_eq!(text, "residual holds 519 elements with a row stride of 40; 13 rows of 40 need 520");
     assert_eq!(memory.epoch(0), Epoch::FIRST);
-    call(Epilogue { bias: Some(&bias), residual: Some(rows(&w[..520])), ..Epilogue::default() })
-        .unwrap();
+    call(Some(&bias), Epilogue { residual: Some(rows(&w[..520])), ..Epilogue::default() }).unwrap();
 }

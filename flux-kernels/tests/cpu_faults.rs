@@ -6,13 +6,14 @@ mod support;
 
 use flux_core::layout::RowLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+use flux_core::problem::WeightList;
 use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::WeightLayout;
 use flux_kernels::cpu::{
-    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
+    Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
 };
+use flux_kernels::{Element, WeightLayout};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -36,9 +37,19 @@ fn call(
     workers: usize,
     await_pushed: bool,
 ) -> Result<(), ExecuteError> {
+    call_of::<bf16>(program, memory, workers, await_pushed)
+}
+
+fn call_of<T: Element>(
+    program: &TileProgram,
+    memory: HostMemory<'_>,
+    workers: usize,
+    await_pushed: bool,
+) -> Result<(), ExecuteError> {
     let p = &program.problem;
-    let zeros =
-        |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
+    let zeros = |shape: flux_core::problem::Shape| {
+        vec![T::from_f32(0.0); (shape.rows * shape.cols) as usize]
+    };
     let (x, w, mut y) = (
         zeros(p.x_shape(Rank::new(0))),
         zeros(p.w_shape(Rank::new(0))),
@@ -47,12 +58,14 @@ fn call(
     Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
         &mut Buffers::default(),
         CpuArgs {
-            more: Default::default(),
             gathered: None,
             x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
-            w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
-            weights: WeightLayout::Nk,
-            y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
+            weights: WeightList::one(CpuWeight {
+                w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
+                y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
+                bias: None,
+            }),
+            layout: WeightLayout::Nk,
             epilogue: Epilogue::default(),
             memory,
             await_pushed,
@@ -141,7 +154,7 @@ fn what_there_is_no_memory_for_is_refused_with_its_size() {
             &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20)),
         )
         .unwrap();
-        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN)
+        let refused = Executor::new(program, NonZeroUsize::MIN)
             .unwrap()
             .reserve(&mut Buffers::default())
             .unwrap_err();
@@ -166,7 +179,7 @@ fn a_tiles_buffers_are_no_larger_than_the_operands() {
             &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24)),
         )
         .unwrap();
-        let executor = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap();
+        let executor = Executor::new(program, NonZeroUsize::MIN).unwrap();
         assert!(executor.reserve(&mut Buffers::default()).is_ok(), "{problem}");
     }
 }
@@ -263,12 +276,14 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
-                more: Default::default(),
                 gathered: None,
                 x: Rows { elements: &x[..x_len], stride: x_stride },
-                w: Rows { elements: &w, stride: 16 },
-                weights: WeightLayout::Nk,
-                y: RowsMut { elements: &mut y, stride: 32 },
+                weights: WeightList::one(CpuWeight {
+                    w: Rows { elements: &w, stride: 16 },
+                    y: RowsMut { elements: &mut y, stride: 32 },
+                    bias: None,
+                }),
+                layout: WeightLayout::Nk,
                 epilogue: Epilogue::default(),
                 memory: memory.view(0, SOON),
                 await_pushed: false,
@@ -308,7 +323,8 @@ fn a_workspace_or_type_that_does_not_fit_is_refused() {
         call(&program, memory.view(0, SOON), 1, false),
         Err(ExecuteError::Workspace { ranks: 1, world: 2, .. })
     ));
-    let error = Executor::<f16>::new(program, NonZeroUsize::MIN).unwrap_err();
+    let memory = Memory::new(2, program.workspace(), FIRST);
+    let error = call_of::<f16>(&program, memory.view(0, SOON), 1, false).unwrap_err();
     assert_eq!(error, ExecuteError::DType { program: DType::Bf16.into(), operands: DType::F16 });
 }
 
@@ -365,12 +381,12 @@ fn folds_that_store_the_same_rows_are_refused() {
 fn a_program_of_another_op_is_refused() {
     let schedule = Schedule { rows: RowLayout::FlattenedTwoExchanges, ..SCHEDULE };
     let (mut program, _) = alone(&problem(OpKind::GemmAllReduce, 2), 0, &schedule, FIRST);
-    Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();
+    Executor::new(program.clone(), NonZeroUsize::MIN).unwrap();
     program.problem = problem(OpKind::GemmReduceScatter, 2);
     for item in program.items.iter_mut().filter(|item| item.sink == Sink::ReduceRows) {
         (item.raise, item.counter) = (NONE, NONE);
     }
-    let result = Executor::<bf16>::new(program, NonZeroUsize::MIN);
+    let result = Executor::new(program, NonZeroUsize::MIN);
     assert!(matches!(result, Err(ExecuteError::Program(_))), "{result:?}");
 }
 
@@ -385,11 +401,11 @@ fn reductions(program: &mut TileProgram) -> [&mut WorkItem; 2] {
 /// to it.
 fn refuses_all(schedule: &Schedule, mutations: &[Mutation]) {
     let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, schedule, FIRST);
-    Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();
+    Executor::new(program.clone(), NonZeroUsize::MIN).unwrap();
     for (name, mutate) in mutations {
         let mut broken = program.clone();
         mutate(&mut broken);
-        let result = Executor::<bf16>::new(broken, NonZeroUsize::MIN);
+        let result = Executor::new(broken, NonZeroUsize::MIN);
         assert!(matches!(result, Err(ExecuteError::Program(_))), "{name}");
     }
 }

@@ -9,10 +9,11 @@ mod support;
 
 use flux_core::layout::RowLayout;
 use flux_core::layout::WorkspaceSize;
+use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, CpuWeight, Epilogue, Executor, Rows, RowsMut};
 use flux_kernels::{Element, WeightLayout};
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -53,7 +54,7 @@ fn exact_calls<T: Element>(
     let globals: Vec<Global<T>> =
         (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
     let barrier = Barrier::new(problem.world().index());
-    run(&problem, schedule, workers, first, |mut member: Member<'_, T>| {
+    run(&problem, schedule, workers, first, |mut member: Member<'_>| {
         for global in &globals {
             barrier.wait();
             member.memory.fill_with_nan(member.rank);
@@ -160,7 +161,7 @@ fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
             ] {
                 let problem = problem::<bf16>(op, world, m, 40, 136);
                 let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
-                run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
+                run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_>| {
                     let (x, w) = global.shard(member.rank);
                     let y = member.call(&x, &w, NO_PAUSE).unwrap();
                     global.verify(member.executor.program(), &y);
@@ -194,7 +195,7 @@ fn random_numbers_stay_within_the_derived_bound() {
                 &schedule(16, 32, Chunk::Tiles(2)),
                 1,
                 Epoch::FIRST,
-                |mut member: Member<'_, T>| {
+                |mut member: Member<'_>| {
                     let (x, w) = global.shard(member.rank);
                     let y = member.call(&x, &w, NO_PAUSE).unwrap();
                     global.verify(member.executor.program(), &y);
@@ -215,7 +216,7 @@ fn outputs(
     pause: Duration,
 ) -> Vec<Vec<Vec<bf16>>> {
     let global: Global<bf16> = Global::new(problem, 3, Numbers::uniform);
-    run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_, bf16>| {
+    run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_>| {
         let (x, w) = global.shard(member.rank);
         let mut numbers = Numbers(u64::from(member.rank) + 100);
         let mut nap = || pause.mul_f32(numbers.uniform().abs());
@@ -283,7 +284,7 @@ fn each_rank_in_turn_may_be_late() {
             &schedule(8, 8, Chunk::Tiles(1)),
             1,
             Epoch::FIRST,
-            |mut member: Member<'_, bf16>| {
+            |mut member: Member<'_>| {
                 for (call, global) in (0u32..).zip(&globals) {
                     let late = call % 4 == member.rank;
                     let pause = if late { Duration::from_millis(20) } else { NO_PAUSE };
@@ -312,12 +313,14 @@ fn strided_operands_are_read_and_written_in_place() {
     let mark = bf16::from_f32(77.0);
     let mut y = vec![mark; 13 * (24 + PAD) - PAD];
     let args = CpuArgs {
-        more: Default::default(),
         gathered: None,
         x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
-        w: Rows { elements: &w, stride: 16 + PAD },
-        weights: WeightLayout::Nk,
-        y: RowsMut { elements: &mut y, stride: 24 + PAD },
+        weights: WeightList::one(CpuWeight {
+            w: Rows { elements: &w, stride: 16 + PAD },
+            y: RowsMut { elements: &mut y, stride: 24 + PAD },
+            bias: None,
+        }),
+        layout: WeightLayout::Nk,
         epilogue: Epilogue::default(),
         memory: memory.view(0, Duration::from_mins(1)),
         await_pushed: false,

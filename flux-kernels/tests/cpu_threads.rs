@@ -5,11 +5,12 @@
 
 mod support;
 
+use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::WeightLayout;
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, CpuWeight, Epilogue, Executor, Rows, RowsMut};
 use half::bf16;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::num::NonZeroUsize;
@@ -50,19 +51,21 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
     let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
     let (x, w) = global.shard(0);
     let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);
-    let executor = Executor::<bf16>::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
+    let executor = Executor::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
     let mut buffers = Buffers::default();
     executor.reserve(&mut buffers).unwrap();
     // A thread takes 2 MiB and a little: there is room for none, for two, and for all.
     for room in [MIB, 5 * MIB, 4096 * MIB] {
         let mut y = vec![bf16::NAN; 40 * 64];
         let args = CpuArgs {
-            more: Default::default(),
             gathered: None,
             x: Rows { elements: &x, stride: 16 },
-            w: Rows { elements: &w, stride: 16 },
-            weights: WeightLayout::Nk,
-            y: RowsMut { elements: &mut y, stride: 64 },
+            weights: WeightList::one(CpuWeight {
+                w: Rows { elements: &w, stride: 16 },
+                y: RowsMut { elements: &mut y, stride: 64 },
+                bias: None,
+            }),
+            layout: WeightLayout::Nk,
             epilogue: Epilogue::default(),
             memory: memory.view(0, Duration::from_mins(1)),
             await_pushed: false,

@@ -7,10 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should stop")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flux_ops::{
-    AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef,
-    bf16,
-};
+use flux_ops::{AllGatherGemm, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, bf16};
 use flux_transport::{Communicator, Select, Stream, World};
 use std::hint::black_box;
 
@@ -54,8 +51,7 @@ fn rows(c: &mut Criterion) {
     });
 
     let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
-    let builder: Builder<FusedLinear<_, bf16>> = AllGatherGemm::builder(MAX_M, 8, 8);
-    let op = builder.workers(1).build(&comm).unwrap();
+    let op = AllGatherGemm::<bf16>::builder(MAX_M, 8, 8).workers(1).build(&comm).unwrap();
     let (x, w, mut y) = ([bf16::ONE; 64], [bf16::ONE; 64], [bf16::ZERO; 64]);
     let mut m = 0;
     c.bench_function("known m, a call of 1 to 8 rows on the host", |b| {

@@ -12,7 +12,7 @@ mod device;
 mod llama;
 
 use device::{Device, Memory};
-use flux_ops::{AllGatherGemm, EpilogueArgs, GemmAllReduce};
+use flux_ops::{AllGatherGemm, GemmAllReduce};
 use flux_transport::{Communicator, Options, Select, World, WorldError, device_count};
 use half::bf16;
 use llama::{Cache, EPS, HEAD, HIDDEN, INNER, attention, layer, matrix, normalised, swiglu};
@@ -141,14 +141,9 @@ fn add_and_norm(
     let (x, w, gain) =
         (device.view(x, (m, k))?, device.view(w, (HIDDEN, k))?, device.view(gain, (HIDDEN,))?);
     let mut rows = device.view_mut(rows, (m, HIDDEN))?;
-    let epilogue = EpilogueArgs::new().residual_in_y().norm(&gain, &mut rows);
-    Ok(op.forward_with(
-        &x,
-        &w,
-        epilogue,
-        &mut device.view_mut(hidden, (m, HIDDEN))?,
-        device.stream(),
-    )?)
+    let mut hidden = device.view_mut(hidden, (m, HIDDEN))?;
+    let call = op.call(&x).weight(&w, &mut hidden).residual_in_y().norm(&gain, &mut rows);
+    Ok(call.on(device.stream())?)
 }
 
 /// Some ten roundings of bf16 may differ, each of 2^-8 at most.

@@ -8,7 +8,7 @@
 mod device;
 
 use device::Device;
-use flux_ops::{Activation, AllGatherGemm, DType, EpilogueArgs, GemmReduceScatter};
+use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
 use flux_transport::{Communicator, Select, World, WorldError, device_count};
 use half::bf16;
 use std::{cmp::Ordering, error::Error, process::ExitCode, thread};
@@ -75,21 +75,15 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (x, w1) =
         (device.view(&x, (m_shard, FEATURES))?, device.view(&w1, (inner_shard, FEATURES))?);
     let (b1, b2) = (device.view(&b1, (inner_shard,))?, device.view(&b2, (FEATURES,))?);
-    up.forward_with(
-        &x,
-        &w1,
-        EpilogueArgs::new().bias(&b1),
-        &mut device.view_mut(&mut h, (m, inner_shard))?,
-        device.stream(),
-    )?;
+    up.call(&x)
+        .weight(&w1, &mut device.view_mut(&mut h, (m, inner_shard))?)
+        .bias(&b1)
+        .on(device.stream())?;
     let (h, w2) = (device.view(&h, (m, inner_shard))?, device.view(&w2, (FEATURES, inner_shard))?);
-    down.forward_with(
-        &h,
-        &w2,
-        EpilogueArgs::new().bias(&b2),
-        &mut device.view_mut(&mut y, (m_shard, FEATURES))?,
-        device.stream(),
-    )?;
+    down.call(&h)
+        .weight(&w2, &mut device.view_mut(&mut y, (m_shard, FEATURES))?)
+        .bias(&b2)
+        .on(device.stream())?;
     let y = device.get(&y)?;
     up.status()?; // the first fault of any call, from the device too
 

@@ -124,7 +124,7 @@ pub enum BuildError {
     Option {
         /// The op.
         op: OpKind,
-        /// `residual`, `rms_norm`, `partials`, `activation` or `gates`.
+        /// `residual`, `rms_norm`, `partials`, `activation`, `gates` or `several_weights`.
         option: &'static str,
     },
     /// Calls need more workspace than the caller allows.
@@ -348,8 +348,9 @@ pub enum CallError {
     },
     /// Another number of weights was given than the op was built for.
     #[error(
-        "the op was built for {takes} weights and {given} were given: call {} with all of them",
-        if *takes > 1 { "forward_several" } else { "forward" }
+        "the op was built for {takes} weight{} and {given} {} given: give as many, each with its y",
+        if *takes == 1 { "" } else { "s" },
+        if *given == 1 { "was" } else { "were" }
     )]
     Weights {
         /// Weights of the op.
@@ -357,10 +358,14 @@ pub enum CallError {
         /// Weights of the call.
         given: usize,
     },
+    /// A bias belongs to the weight before it.
+    #[error(
+        "a bias was given before its weight: give it behind, as .weight(&w, &mut y).bias(&bias)"
+    )]
+    StrayBias,
     /// The op was built with an operand that was not given.
     #[error(
-        "the op was built with a {operand} and none was given: call {} with one of [{}, {}]",
-        call_with(operand),
+        "the op was built with a {operand} and none was given: give one of [{}, {}]",
         expected.rows,
         expected.cols
     )]
@@ -498,11 +503,6 @@ fn remedy(output: &str, other: &str) -> String {
 fn option_of(operand: &str) -> String {
     let operand = operand.split('[').next().unwrap_or(operand);
     if operand == "gain" { "rms_norm(eps)".to_owned() } else { format!("{operand}(true)") }
-}
-
-/// The call that takes an operand.
-fn call_with(operand: &str) -> &'static str {
-    if operand.contains('[') { "forward_several" } else { "forward_with" }
 }
 
 #[cfg(test)]

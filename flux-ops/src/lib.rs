@@ -71,18 +71,17 @@ mod agreement;
 /// No part of the API: for flux-python and flux-c.
 #[doc(hidden)]
 pub mod binding;
-mod epilogue;
 mod error;
 mod execute;
 mod op;
 mod operands;
 mod planning;
+mod spec;
 mod table_file;
 mod tensor;
 mod timeline;
 mod tune;
 
-pub use epilogue::EpilogueArgs;
 pub use error::{BuildError, CallError, Requests};
 pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
@@ -90,15 +89,19 @@ pub use flux_core::plan::{
     Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder,
     TableKind,
 };
-pub use flux_core::problem::{MAX_WEIGHTS, Shape};
+pub use flux_core::problem::{MAX_WEIGHTS, Shape, WeightList};
 pub use flux_core::program::ScheduleError;
-pub use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
+pub use flux_core::{
+    DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
+};
 pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 pub use half::{bf16, f16};
 pub use op::{
-    AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, WeightOperands,
+    AllGatherGemm, Builder, Call, FusedLinear, GemmAllReduce, GemmReduceScatter, TypedLinear,
 };
+pub use operands::{Norm, Operands, Weight};
 pub use planning::{explain_plan_table, ranked_plans};
+pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, OpSpec};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};

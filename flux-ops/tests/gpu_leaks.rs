@@ -13,7 +13,7 @@ mod common;
 use common::lateness::AMPLE;
 use common::launched::{launched, places};
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Meeting, OpOptions, Values, skipped};
+use common::{Case, Machine, Meeting, OpOptions, Values, build_case, skipped};
 use flux_cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;
@@ -93,7 +93,7 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
         let at = number as usize % cases.len();
         let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
         let seen = machine.run(ranks, suite::defaults, |node| {
-            let op = AnyOp::of(&cases[at], OpOptions::default(), node);
+            let op = build_case(&cases[at], OpOptions::default(), node);
             let y = call(&op, &cases[at], node).unwrap();
             cases[at].assert_equal(&expected[at], &op, node.rank, &y, &format!("cycle {number}"));
             op.status().unwrap();

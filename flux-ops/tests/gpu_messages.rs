@@ -12,7 +12,7 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, SHARDED, Values};
+use common::{Case, Machine, Node, OPS, OpOptions, SHARDED, Values, build, build_case};
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::TransportKind;
 use flux_transport::internal::nccl;
@@ -64,7 +64,7 @@ fn ops_stay_within_the_bound_by_their_own_choice() {
                 let expected = case.expected_on(machine);
                 machine.run(world, suite::defaults, |node| {
                     let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-                    let op = AnyOp::build(op, shape, options, &node.comm).unwrap();
+                    let op = build::<bf16>(op, shape, options, &node.comm).unwrap();
                     case.assert_close(
                         &expected,
                         &op,
@@ -95,16 +95,19 @@ fn messages_give_the_bits_of_peer_memory() {
                 for plan in plans(machine) {
                     let carried = machine.run(world, suite::defaults, |node| {
                         assert_eq!(node.comm.transport(), TransportKind::Nccl);
-                        let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                        let op = build_case(&case, OpOptions::of(plan), node);
                         let ys: Vec<_> = (0..5).map(|_| call(&op, &case, node).unwrap()).collect();
                         op.status().unwrap();
                         assert!(ys.iter().all(|y| *y == ys[0]), "calls of {} differ", case.problem);
                         case.assert_close(&expected, &op, node.rank, &ys[0], "a call");
-                        (ys.into_iter().next().unwrap(), op.plan(case.problem.m()))
+                        (
+                            ys.into_iter().next().unwrap(),
+                            op.plan(case.problem.m() as usize).unwrap(),
+                        )
                     });
                     let plan = carried.first().map(|&(_, plan)| plan);
                     let one = |node: &Node| {
-                        call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap()
+                        call(&build_case(&case, OpOptions::of(plan), node), &case, node).unwrap()
                     };
                     let mapped = Machine::Gpus(count).run(world, suite::defaults, one);
                     // NCCL adds in an order of its own. Rows that arrive in another order have

@@ -12,7 +12,7 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, OpOptions, SHARDED, Values, skipped};
+use common::{Case, Machine, OpOptions, SHARDED, Values, build_case, skipped};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::internal::nccl;
@@ -83,9 +83,12 @@ fn a_sequential_plan_is_carried_out_by_messages() {
             let expected = case.expected_on(machine);
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
             machine.run(world, suite::defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                let op = build_case(&case, OpOptions::of(plan), node);
                 assert!(
-                    matches!(op.plan(case.problem.m()).comm, CommMode::Overlapped { .. }),
+                    matches!(
+                        op.plan(case.problem.m() as usize).unwrap().comm,
+                        CommMode::Overlapped { .. }
+                    ),
                     "{}",
                     op.explain()
                 );
@@ -118,7 +121,7 @@ fn integers_give_the_exact_sums_of_nodes() {
                         (node.comm.transport(), node.comm.nodes()),
                         (TransportKind::Mixed, machine.nodes(world))
                     );
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    let op = build_case(&case, OpOptions::of(plan), node);
                     for _ in 0..5 {
                         case.assert_equal(
                             &expected,
@@ -143,7 +146,7 @@ fn reals_stay_within_the_bound_and_are_the_same_bits_in_every_run() {
             let expected = case.expected_on(machine);
             let run = |plan: Option<Plan>| {
                 machine.run(world, suite::defaults, |node| {
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    let op = build_case(&case, OpOptions::of(plan), node);
                     let ys: Vec<_> = (0..5).map(|_| call(&op, &case, node).unwrap()).collect();
                     assert!(ys.iter().all(|y| *y == ys[0]), "calls of {} differ", case.problem);
                     case.assert_close(&expected, &op, node.rank, &ys[0], "a call");

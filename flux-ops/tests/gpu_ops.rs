@@ -13,16 +13,14 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, Number};
-use common::{AnyOp, Case, Machine, Memory, Node, OPS, OpOptions, Values};
+use common::{Case, Machine, Memory, Node, OPS, OpOptions, Values, build, build_case};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, Mover, Plan, RowMapping};
 use flux_core::program::Sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
-use flux_ops::{
-    AllGatherGemm, CallError, EpilogueArgs, Layout, TimedItem, Timeline, TimelineError,
-};
+use flux_ops::{AllGatherGemm, CallError, FusedLinear, Layout, TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -70,8 +68,8 @@ fn no_mover_changes_a_bit() {
             machine.run(world, suite::defaults, |node| {
                 for mover in [Mover::CopyEngine, Mover::Kernel] {
                     let plan = moved_by(machine, mover);
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                    assert_eq!(op.plan(case.problem.m()).comm, plan.comm);
+                    let op = build_case(&case, OpOptions::of(plan), node);
+                    assert_eq!(op.plan(case.problem.m() as usize).unwrap().comm, plan.comm);
                     for _ in 0..3 {
                         case.assert_equal(
                             &expected,
@@ -110,10 +108,10 @@ fn a_traced_call_gives_the_same_bits_and_times_in_order() {
                 );
                 machine.run(world, suite::defaults, |node| {
                     let plain =
-                        suite::call(&AnyOp::of(&case, OpOptions::default(), node), &case, node)
+                        suite::call(&build_case(&case, OpOptions::default(), node), &case, node)
                             .unwrap();
                     let op =
-                        AnyOp::of(&case, OpOptions { trace: true, ..OpOptions::default() }, node);
+                        build_case(&case, OpOptions { trace: true, ..OpOptions::default() }, node);
                     assert_eq!(op.timeline(node.stream()), Err(TimelineError::NoCall));
                     let mut last_end = 0;
                     for _ in 0..3 {
@@ -239,28 +237,23 @@ fn replay_gathered(node: &Node, cases: &[Case<bf16>], options: OpOptions) {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream.
     unsafe { stream.context().disable_event_tracking() };
-    let built = AnyOp::of(&cases[0], options, node);
-    let AnyOp::Ag(op) = &built else { unreachable!("as asked for") };
+    let op = build_case(&cases[0], options, node);
     let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
     let full = Layout::dense(ly.rows, lx.cols);
     let (mut x, mut w) = (node.poisoned::<bf16>(lx.span()), node.poisoned::<bf16>(lw.span()));
     let (mut y, mut x_full) =
         (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(full.span()));
     let poison = node.download(&x_full);
-    suite::call(&built, &cases[0], node).unwrap();
+    suite::call(&op, &cases[0], node).unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     {
         let (x, w, mut to) =
             (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut x_full, full));
-        op.forward_gathered(
-            &x,
-            &w,
-            EpilogueArgs::new(),
-            &mut node.view_mut(&mut y, ly),
-            &mut to,
-            node.stream(),
-        )
-        .unwrap();
+        op.call(&x)
+            .weight(&w, &mut node.view_mut(&mut y, ly))
+            .gathered(&mut to)
+            .on(node.stream())
+            .unwrap();
     }
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags).unwrap().expect("a captured call");
@@ -278,7 +271,7 @@ fn replay_gathered(node: &Node, cases: &[Case<bf16>], options: OpOptions) {
         // A call between replays changes which buffer the next one uses.
         if turn % 3 == 0 {
             assert!(
-                suite::call_gathered(&built, &cases[1], node, 8).1 == cases[1].all_x(),
+                suite::call_gathered(&op, &cases[1], node, 8).1 == cases[1].all_x(),
                 "rank {}: after replay {turn}",
                 node.rank
             );
@@ -291,22 +284,18 @@ fn replay_norm(node: &Node, cases: &[Case<bf16>], options: OpOptions) {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream.
     unsafe { stream.context().disable_event_tracking() };
-    let op = AnyOp::of(&cases[0], options, node);
+    let op = build_case(&cases[0], options, node);
     let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
     let (mut x, mut w) = (node.poisoned::<bf16>(lx.span()), node.poisoned::<bf16>(lw.span()));
     let (mut y, mut y_norm) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
     let (gain, poison) = (node.upload(&suite::gain::<bf16>(ly.cols)), node.download(&y));
     let mut call = || {
         let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, ly));
-        let args = EpilogueArgs::new().norm(&gain, &mut to);
-        op.forward_with(
-            &node.view(&x, lx),
-            &node.view(&w, lw),
-            args,
-            &mut node.view_mut(&mut y, ly),
-            node.stream(),
-        )
-        .unwrap();
+        op.call(&node.view(&x, lx))
+            .weight(&node.view(&w, lw), &mut node.view_mut(&mut y, ly))
+            .norm(&gain, &mut to)
+            .on(node.stream())
+            .unwrap();
     };
     call();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -363,7 +352,7 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring
     // events from outside into the capture.
     unsafe { stream.context().disable_event_tracking() };
-    let op = AnyOp::of(&cases[0], options, node);
+    let op = build_case(&cases[0], options, node);
     let eager: Vec<Vec<T>> =
         cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
 
@@ -372,19 +361,12 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     let mut y = node.poisoned::<T>(ly.span());
     let poison = node.download(&y);
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    let args = if cases[0].has_residual() {
-        EpilogueArgs::new().residual_in_y()
-    } else {
-        EpilogueArgs::new()
-    };
-    op.forward_with(
-        &node.view(&x, lx),
-        &node.view(&w, lw),
-        args,
-        &mut node.view_mut(&mut y, ly),
-        node.stream(),
-    )
-    .unwrap();
+    {
+        let (x, w, mut y) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut y, ly));
+        let call = op.call(&x).weight(&w, &mut y);
+        let call = if cases[0].has_residual() { call.residual_in_y() } else { call };
+        call.on(node.stream()).unwrap();
+    }
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags).unwrap().expect("a captured call");
 
@@ -439,7 +421,7 @@ fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
                         workers: node.workers,
                         ..OpOptions::of(moved_by(machine, Mover::Kernel))
                     };
-                    let built = AnyOp::<bf16>::build(op, shape(500), options, &node.comm).unwrap();
+                    let built = build::<bf16>(op, shape(500), options, &node.comm).unwrap();
                     refused_capture(node, &built, &captured[0]);
                     let rows: Vec<usize> =
                         captured.iter().map(|case| case.problem.m() as usize).collect();
@@ -485,7 +467,7 @@ fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
 /// A graph of one call, with its output and its operands.
 type Captured = (cudarc::driver::CudaGraph, Memory<bf16>, [Memory<bf16>; 2]);
 
-fn capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) -> Captured {
+fn capture(node: &Node, op: &FusedLinear, case: &Case<bf16>) -> Captured {
     let (lx, lw, ly) = suite::layouts(case, node.rank);
     let (x, w, mut y) = (
         node.upload(&case.x(node.rank)),
@@ -505,7 +487,7 @@ fn capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) -> Captured {
     (stream.end_capture(flags).unwrap().expect("a captured call"), y, [x, w])
 }
 
-fn refused_capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) {
+fn refused_capture(node: &Node, op: &FusedLinear, case: &Case<bf16>) {
     let (lx, lw, ly) = suite::layouts(case, node.rank);
     let (x, w, mut y) = (
         node.upload(&case.x(node.rank)),

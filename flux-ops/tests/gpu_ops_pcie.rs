@@ -13,7 +13,7 @@ mod common;
 
 use common::launched::places;
 use common::suite;
-use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
+use common::{Case, Machine, OPS, OpOptions, Values, build_case};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
@@ -82,7 +82,7 @@ fn the_way_through_the_host_changes_no_bit() {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let results = |machine: Machine| {
                     machine.run(world, suite::defaults, |node| {
-                        suite::call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node)
+                        suite::call(&build_case(&case, OpOptions::of(plan), node), &case, node)
                             .unwrap()
                     })
                 };
@@ -137,7 +137,7 @@ fn the_in_flight_limit_changes_no_bit() {
             let results = |workers, limited| {
                 let options = OpOptions { workers, ..OpOptions::of(plan) };
                 machine.run(world, suite::defaults, |node| {
-                    let op = AnyOp::of(&case, options, node);
+                    let op = build_case(&case, options, node);
                     // Ranks that share a GPU have fewer workers by themselves. The portable kernel
                     // has no limit.
                     let limited = limited && generation == Generation::Hopper;
@@ -170,7 +170,7 @@ fn a_capture_is_refused_and_the_communicator_works_on() {
                 Case::<bf16>::new(op, suite::unaligned(machine, op, 2), 2, Values::Integers, 43);
             let expected = case.expected_on(machine);
             machine.run(2, suite::defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 case.assert_equal(
                     &expected,
                     &op,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::launched::launched;
-use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, scaled, suite};
+use common::{Case, Machine, Meeting, OPS, OpOptions, Values, build, build_case, scaled, suite};
 use flux_core::WorldSize;
 use flux_ops::{AllGatherGemm, BuildError, CommMode, Location, Plan, TimelineError};
 use flux_transport::launch::{Launcher, exit_code};
@@ -55,14 +55,14 @@ fn calls_in_different_orders_fail_on_every_rank() {
 fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
     let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
     MACHINE.run(1, suite::defaults, |node| {
-        let traced = AnyOp::<bf16>::build(
+        let traced = build::<bf16>(
             OPS[0],
             [16, 16, 16],
             OpOptions { trace: true, ..OpOptions::default() },
             &node.comm,
         );
         assert!(matches!(traced, Err(BuildError::Trace { place: Location::Host })));
-        let op = AnyOp::of(&case, OpOptions::default(), node);
+        let op = build_case(&case, OpOptions::default(), node);
         assert_eq!(op.timeline(node.stream()), Err(TimelineError::NotTraced));
     });
 }
@@ -83,7 +83,7 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
         let comm = &node.comm;
         let builds = node.rank.get() == 0;
         let build = || {
-            AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions::default(), comm)
+            build::<bf16>(OPS[0], [16, 16, 16], OpOptions::default(), comm)
                 .map(drop)
                 .unwrap_err()
                 .to_string()
@@ -118,7 +118,7 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
             assert!(text.starts_with(&expected) && text.ends_with("in one order"), "{text}");
         }
         // They are still in step.
-        let op = AnyOp::of(&case, OpOptions::default(), node);
+        let op = build_case(&case, OpOptions::default(), node);
         case.assert_equal(
             &expected,
             &op,
@@ -135,9 +135,8 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
     let expected = case.expected_on(MACHINE);
     MACHINE.run(2, suite::defaults, |node| {
         let second = Communicator::connect_blocking(&node.comm.world(), Select::Host).unwrap();
-        let build = |comm: &Communicator| {
-            AnyOp::<bf16>::build(OPS[1], [16, 16, 16], OpOptions::default(), comm)
-        };
+        let build =
+            |comm: &Communicator| build::<bf16>(OPS[1], [16, 16, 16], OpOptions::default(), comm);
         let mut both = [&node.comm, &second];
         if node.rank.get() == 1 {
             both.reverse();
@@ -168,8 +167,7 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
         |options| options.deadline = deadline,
         |node| {
             let alone = (node.rank.get() == 0).then(|| {
-                AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm)
-                    .map(drop)
+                build::<bf16>(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm).map(drop)
             });
             built.wait(); // the other has not left meanwhile
             if let Some(refused) = alone {
@@ -254,7 +252,7 @@ fn no_number_of_rows_grows_the_workspace() {
     ] {
         let options = OpOptions::of(plan.parse::<Plan>().unwrap());
         MACHINE.run(2, suite::defaults, |node| {
-            let op = AnyOp::<bf16>::build(OPS[1], [199, 40, 48], options, &node.comm).unwrap();
+            let op = build::<bf16>(OPS[1], [199, 40, 48], options, &node.comm).unwrap();
             let reserved = node.comm.workspace_size();
             for (expected, case) in &cases {
                 case.assert_equal(
@@ -278,8 +276,8 @@ fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
         let expected = case.expected_on(MACHINE);
         let plan: Plan = "tile=16x16x16 comm=sequential".parse().unwrap();
         MACHINE.run(3, suite::defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::of(plan), node);
-            let plan = op.plan(24);
+            let op = build_case(&case, OpOptions::of(plan), node);
+            let plan = op.plan(24).unwrap();
             assert!(plan.is_flattened() && plan.comm != CommMode::Sequential, "{}", op.explain());
             case.assert_equal(
                 &expected,

@@ -4,7 +4,7 @@ mod common;
 
 use common::plans::{comm_modes, plans, rows};
 use common::suite::{call, call_gathered, defaults};
-use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
+use common::{Case, Machine, OPS, OpOptions, Values, build_case};
 use flux_core::TileShape;
 use flux_core::plan::Plan;
 use flux_ops::{Activation, GateLayout};
@@ -52,7 +52,7 @@ proptest! {
         let expected = case.expected_on(Machine::Host);
         let options = OpOptions { workers: Some(workers), ..OpOptions::of(Plan { tile, ..plan }) };
         Machine::Host.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, options, node);
+            let op = build_case(&case, options, node);
             for turn in 0..3 {
                 if case.problem.op() == OPS[0] && case.bias(node.rank).is_none() {
                     assert!(call_gathered(&op, &case, node, 8 * turn).1 == case.all_x(), "other \

@@ -20,10 +20,10 @@ mod _native {
     use crate::group::GroupRendezvous;
     use crate::member::{self, Member};
     use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
-    use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec, WeightOperands, total};
+    use crate::ops::{Call, Kind, Limits, Norm, WeightOperands, epsilon, total};
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
-    use flux_ops::{DType, Location, MAX_WEIGHTS, Partials, RawTensor, WeightLayout};
+    use flux_ops::{DType, EpilogueSpec, Location, MAX_WEIGHTS, Partials, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::sync::Arc;
@@ -195,21 +195,13 @@ mod _native {
             let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
-            let (kind, norm, partials) =
-                (Kind::named(kind)?, eps.map(Eps::new), partials(f32_partials));
-            let spec = OpSpec {
-                kind,
-                n,
-                k,
-                columns,
-                dtype,
-                weights,
-                bias,
-                residual,
-                activation,
-                norm,
-                partials,
-            };
+            let mut spec = member.ops.plain(Kind::named(kind)?, n, k, dtype);
+            spec.columns = columns;
+            spec.weights = weights;
+            spec.numerics.partials = partials(f32_partials);
+            let (NamedActivation { activation, gates, .. }, rms_norm) =
+                (activation, eps.map(epsilon));
+            spec.epilogue = EpilogueSpec { bias, residual, activation, gates, rms_norm };
             Ok(member.ops.op(&spec, None, Stream::Host)?.prepare(&rows)?)
         })
     }
@@ -258,9 +250,7 @@ mod _native {
             let (y_norm, gathered) =
                 if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
-                (Some(gain), Some(eps), Some(rows)) => {
-                    Some(Norm { gain, eps: Eps::new(eps), rows })
-                }
+                (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: epsilon(eps), rows }),
                 _ => None,
             };
             let x = described("x", x)?;

@@ -4,8 +4,11 @@
 
 use crate::error::Error;
 use crate::operand::{Weight, names};
-use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands, RawWeight};
-use flux_ops::{Activation, DType, MAX_WEIGHTS, OpKind, Partials, RawTensor, WeightLayout};
+use flux_ops::binding::{Class, NamedActivation};
+use flux_ops::{
+    DType, EpilogueSpec, Epsilon, FusedLinear, OpKind, OpSpec, Operands, Partials, RawTensor,
+    SumsTo, WeightLayout, WeightList,
+};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -46,6 +49,14 @@ impl Kind {
             Self::AllGather => OpKind::AllGatherGemm,
             Self::ReduceScatter => OpKind::GemmReduceScatter,
             Self::AllReduce => OpKind::GemmAllReduce,
+        }
+    }
+
+    fn of(op: OpKind) -> Self {
+        match op.sums_to() {
+            SumsTo::Nothing => Self::AllGather,
+            SumsTo::Rows => Self::ReduceScatter,
+            SumsTo::All => Self::AllReduce,
         }
     }
 
@@ -100,48 +111,20 @@ impl Kind {
     }
 }
 
-/// What an op is built for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct OpSpec {
-    pub(crate) kind: Kind,
-    /// Global.
-    pub(crate) n: usize,
-    /// Global.
-    pub(crate) k: usize,
-    /// `n` of each of several weights; `None` of one.
-    pub(crate) columns: Option<Vec<usize>>,
-    pub(crate) dtype: DType,
-    pub(crate) weights: WeightLayout,
-    pub(crate) bias: bool,
-    pub(crate) residual: bool,
-    pub(crate) activation: NamedActivation,
-    pub(crate) norm: Option<Eps>,
-    pub(crate) partials: Partials,
-}
-
-/// The norm's `eps`, by its bits: two that differ are two ops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Eps(u32);
-
-impl Eps {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "norms are computed in fp32; an infinite eps is refused by the build"
-    )]
-    pub(crate) const fn new(eps: f64) -> Self {
-        Self((eps as f32).to_bits())
-    }
-
-    const fn get(self) -> f32 {
-        f32::from_bits(self.0)
-    }
+/// The norm's `eps`.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "norms are computed in fp32; an infinite eps is refused by the build"
+)]
+pub(crate) fn epsilon(eps: f64) -> Epsilon {
+    (eps as f32).into()
 }
 
 /// The operands of a norm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     pub(crate) gain: RawTensor,
-    pub(crate) eps: Eps,
+    pub(crate) eps: Epsilon,
     /// The normalised rows.
     pub(crate) rows: RawTensor,
 }
@@ -191,7 +174,7 @@ pub(crate) struct Limits {
 pub(crate) struct Ops {
     comm: Communicator,
     limits: Limits,
-    built: RwLock<HashMap<OpSpec, Arc<AnyOp>>>,
+    built: RwLock<HashMap<OpSpec, Arc<FusedLinear>>>,
     /// Held while an op is built, which is collective: one at a time.
     building: Mutex<()>,
 }
@@ -204,7 +187,7 @@ impl Ops {
     /// Makes a call; builds its op first where there is none.
     ///
     /// # Safety
-    /// The operands are as [`AnyOp::forward`] asks.
+    /// The operands are as [`FusedLinear::run`] asks.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let op = self.op(&self.spec(call)?, Some(call.m), call.stream)?;
         let (rank, count) = (self.comm.rank(), call.weights.len());
@@ -215,21 +198,33 @@ impl Ops {
                 return Err(call.kind.wrong_part(names(index, count)[0], found, part));
             }
         }
-        let weight = |index: usize| {
-            let of = &call.weights[index.min(count - 1)];
-            RawWeight { w: of.weight.stored, bias: of.bias, y: of.y }
-        };
-        // A call allocates nothing.
-        let weights: [RawWeight; MAX_WEIGHTS] = std::array::from_fn(weight);
-        let operands = RawOperands {
+        let mut weights = WeightList::new();
+        for of in call.weights {
+            // The op has no more, as it was built for these.
+            let _ = weights.push(flux_ops::Weight { w: of.weight.stored, bias: of.bias, y: of.y });
+        }
+        let norm = |norm: Norm| flux_ops::Norm { gain: norm.gain, y_norm: norm.rows };
+        let operands = Operands {
             x: call.x,
-            weights: &weights[..count],
+            weights,
             residual: call.residual,
-            norm: call.norm.map(|norm| (norm.gain, norm.rows)),
+            norm: call.norm.map(norm),
             gathered: call.gathered,
         };
         // SAFETY: as the caller has vouched.
-        unsafe { op.forward(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))
+        unsafe { op.run(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))
+    }
+
+    /// An op with the options of all ops of the communicator alone.
+    pub(crate) fn plain(&self, kind: Kind, n: usize, k: usize, dtype: DType) -> OpSpec {
+        let Limits { max_m, sm_margin, batch_invariant } = self.limits;
+        let mut spec = OpSpec::new(kind.op(), max_m, n, k, dtype);
+        spec.launch.sm_margin = sm_margin;
+        spec.batch_invariant = batch_invariant;
+        // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs
+        // keep the memory of their operands.
+        unsafe { spec.allow_captures() };
+        spec
     }
 
     /// The op of a call, whose weights and results are checked against each other.
@@ -277,19 +272,20 @@ impl Ops {
             );
             return Err(Error::operand(words));
         }
-        Ok(OpSpec {
-            kind,
-            n: total(weights.iter().map(columns)),
-            k: kind.extents(first.weight.extents, first.split, world).1,
-            columns: several.then(|| weights.iter().map(columns).collect()),
-            dtype: call.x.dtype,
-            weights: first.weight.layout,
+        let n = total(weights.iter().map(columns));
+        let k = kind.extents(first.weight.extents, first.split, world).1;
+        let mut spec = self.plain(kind, n, k, call.x.dtype);
+        spec.columns = several.then(|| weights.iter().map(columns).collect());
+        spec.weights = first.weight.layout;
+        spec.numerics.partials = call.partials;
+        spec.epilogue = EpilogueSpec {
             bias: first.bias.is_some(),
             residual: call.residual.is_some(),
-            activation,
-            norm: call.norm.map(|norm| norm.eps),
-            partials: call.partials,
-        })
+            activation: activation.activation,
+            gates: activation.gates,
+            rms_norm: call.norm.map(|norm| norm.eps),
+        };
+        Ok(spec)
     }
 
     /// Builds the op where there is none. Collective. `m`: rows of the call it is built for.
@@ -298,7 +294,7 @@ impl Ops {
         spec: &OpSpec,
         m: Option<usize>,
         stream: Stream<'_>,
-    ) -> Result<Arc<AnyOp>, Error> {
+    ) -> Result<Arc<FusedLinear>, Error> {
         if let Some(op) = self.known(spec) {
             return Ok(op);
         }
@@ -312,14 +308,14 @@ impl Ops {
                 format!(
                     "{} of n = {}, k = {} is built on its first call, and the stream is being \
                      captured: call flux_tp.prepare, or the op once, before the capture",
-                    spec.kind.name(),
+                    Kind::of(spec.kind).name(),
                     spec.n,
                     spec.k
                 ),
             ));
         }
-        self.agree_on_rows(spec.kind, m)?;
-        let op = Arc::new(build(spec, &self.comm, self.limits)?);
+        self.agree_on_rows(Kind::of(spec.kind), m)?;
+        let op = Arc::new(FusedLinear::build(spec.clone(), &self.comm)?);
         self.built
             .write()
             .unwrap_or_else(PoisonError::into_inner)
@@ -349,62 +345,9 @@ impl Ops {
         ))
     }
 
-    fn known(&self, spec: &OpSpec) -> Option<Arc<AnyOp>> {
+    fn known(&self, spec: &OpSpec) -> Option<Arc<FusedLinear>> {
         self.built.read().unwrap_or_else(PoisonError::into_inner).get(spec).map(Arc::clone)
     }
-}
-
-fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Error> {
-    let NamedActivation { name, activation, gates } = spec.activation;
-    if spec.kind != Kind::AllGather && (activation != Activation::None || gates.is_some()) {
-        return Err(Error::operand(format!(
-            "activation = {name}: all_gather_matmul alone has activations"
-        )));
-    }
-    if spec.kind == Kind::AllGather
-        && (spec.residual || spec.norm.is_some() || spec.partials != Partials::Output)
-    {
-        let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter \
-                     and matmul_all_reduce do";
-        return Err(Error::operand(words));
-    }
-    let OpSpec {
-        kind,
-        n,
-        k,
-        ref columns,
-        dtype,
-        weights,
-        bias,
-        residual,
-        activation: _,
-        norm,
-        partials,
-    } = *spec;
-    let Limits { max_m, sm_margin, batch_invariant } = limits;
-    let rms_norm = norm.map(Eps::get);
-    let spec = binding::OpSpec {
-        op: kind.op(),
-        dtype,
-        max_m,
-        n,
-        k,
-        columns: columns.clone(),
-        weights,
-        bias,
-        residual,
-        activation,
-        gates,
-        rms_norm,
-        batch_invariant,
-        partials,
-        sm_margin,
-        max_workspace: None,
-        captures: true,
-    };
-    // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs keep
-    // the memory of their operands.
-    Ok(unsafe { AnyOp::build(&spec, comm) }?)
 }
 
 /// `n` of all weights; one that no memory holds is refused by the build.

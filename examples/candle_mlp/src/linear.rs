@@ -1,38 +1,22 @@
 //! flux's ops as candle's: `y = forward(x, w, m)`, of matrices of bf16.
 
 use candle_core::{CpuStorage, CustomOp2, Error, Layout, Result, Shape, Tensor};
-use flux_ops::{
-    AllGatherGemm, CallError, GemmAllReduce, GemmReduceScatter, Rank, TensorMut, TensorRef, bf16,
-};
+use flux_ops::{FusedLinear, Rank, TensorMut, TensorRef, bf16};
 use flux_transport::{Communicator, Stream};
 
 /// One rank's part of linear layers, `x w^T`. It holds no weights: one serves every layer of its
 /// op's `n` and `k`, with any number of rows up to the op's `max_m`.
 pub struct Linear {
-    op: Op,
+    op: FusedLinear,
     rank: Rank,
 }
 
-enum Op {
-    Column(AllGatherGemm<bf16>),
-    Row(GemmReduceScatter<bf16>),
-    AllReduce(GemmAllReduce<bf16>),
-}
-
 impl Linear {
-    /// Output features are split: takes this rank's rows of the input, and returns all rows.
-    pub fn column(op: AllGatherGemm<bf16>, comm: &Communicator) -> Self {
-        Self { op: Op::Column(op), rank: comm.rank() }
-    }
-
-    /// Input features are split: takes all rows, and returns this rank's rows of the sum.
-    pub fn row(op: GemmReduceScatter<bf16>, comm: &Communicator) -> Self {
-        Self { op: Op::Row(op), rank: comm.rank() }
-    }
-
-    /// Input features are split: takes all rows, and returns all rows of the sum.
-    pub fn all_reduce(op: GemmAllReduce<bf16>, comm: &Communicator) -> Self {
-        Self { op: Op::AllReduce(op), rank: comm.rank() }
+    /// An [`AllGatherGemm`](flux_ops::AllGatherGemm) splits output features: it takes this rank's
+    /// rows of the input, and returns all rows. The others split input features, take all rows, and
+    /// return this rank's rows of the sum, or all.
+    pub fn new(op: impl Into<FusedLinear>, comm: &Communicator) -> Self {
+        Self { op: op.into(), rank: comm.rank() }
     }
 
     /// This rank's `y` of `x` and `w`. `m` is the number of rows of all ranks together, which a
@@ -51,28 +35,9 @@ struct Call<'a> {
 impl Call<'_> {
     /// Rows and columns of this rank's output.
     fn output(&self) -> Result<(usize, usize)> {
-        let (Linear { op, rank }, m) = (self.linear, self.m);
-        match op {
-            Op::Column(op) => Ok((m, op.columns(*rank).len())),
-            Op::Row(op) => {
-                Ok((op.rows(m, *rank).map_err(Error::wrap)?.len(), op.columns(*rank).len()))
-            }
-            Op::AllReduce(op) => Ok((m, op.columns(*rank).len())),
-        }
-    }
-
-    fn run(
-        &self,
-        x: &TensorRef<'_, bf16>,
-        w: &TensorRef<'_, bf16>,
-        y: &mut TensorMut<'_, bf16>,
-        stream: Stream<'_>,
-    ) -> std::result::Result<(), CallError> {
-        match &self.linear.op {
-            Op::Column(op) => op.forward(x, w, y, stream),
-            Op::Row(op) => op.forward(x, w, y, stream),
-            Op::AllReduce(op) => op.forward(x, w, y, stream),
-        }
+        let Linear { op, rank } = self.linear;
+        let y = op.problem(self.m).map_err(Error::wrap)?.y_shape(*rank);
+        Ok((y.rows as usize, y.cols as usize))
     }
 }
 
@@ -89,11 +54,7 @@ fn matrix(layout: &Layout) -> Result<(usize, flux_ops::Layout)> {
 
 impl CustomOp2 for Call<'_> {
     fn name(&self) -> &'static str {
-        match self.linear.op {
-            Op::Column(_) => "all-gather-gemm",
-            Op::Row(_) => "gemm-reduce-scatter",
-            Op::AllReduce(_) => "gemm-all-reduce",
-        }
+        self.linear.op.largest().op().name()
     }
 
     fn cpu_fwd(
@@ -112,7 +73,7 @@ impl CustomOp2 for Call<'_> {
         let mut memory = vec![bf16::ZERO; output.0 * output.1];
         {
             let mut y = TensorMut::host(&mut memory, output).map_err(Error::wrap)?;
-            self.run(&x, &w, &mut y, Stream::Host).map_err(Error::wrap)?;
+            self.linear.op.forward(&x, &w, &mut y, Stream::Host).map_err(Error::wrap)?;
         }
         Ok((CpuStorage::BF16(memory), output.into()))
     }
@@ -140,7 +101,7 @@ impl CustomOp2 for Call<'_> {
             let x = TensorRef::cuda(&x, x_layout, &stream).map_err(Error::wrap)?;
             let w = TensorRef::cuda(&w, w_layout, &stream).map_err(Error::wrap)?;
             let mut y = TensorMut::cuda(&mut memory, output, &stream).map_err(Error::wrap)?;
-            self.run(&x, &w, &mut y, Stream::from(&stream)).map_err(Error::wrap)?;
+            self.linear.op.forward(&x, &w, &mut y, &stream).map_err(Error::wrap)?;
         }
         Ok((candle_core::CudaStorage::wrap_cuda_slice(memory, device), output.into()))
     }

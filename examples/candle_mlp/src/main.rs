@@ -58,17 +58,17 @@ fn mlp(world: &World, select: Select) -> Result<()> {
         None => Device::Cpu,
     };
     // Built once for all numbers of rows.
-    let up = AllGatherGemm::builder(MAX_M, INNER, FEATURES)
+    let up = AllGatherGemm::<bf16>::builder(MAX_M, INNER, FEATURES)
         .activation(Activation::Gelu)
         .build(&comm)
         .map_err(Error::wrap)?;
     let down =
-        GemmReduceScatter::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
-    let whole = GemmAllReduce::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
+        GemmReduceScatter::<bf16>::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
+    let whole = GemmAllReduce::<bf16>::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
     let (columns, inner) = (up.columns(rank), down.inner(rank));
     let rows = ROWS.map(|m| up.rows(m, rank).map_err(Error::wrap));
     let (up, down, whole) =
-        (Linear::column(up, &comm), Linear::row(down, &comm), Linear::all_reduce(whole, &comm));
+        (Linear::new(up, &comm), Linear::new(down, &comm), Linear::new(whole, &comm));
 
     // This rank's inner features. On the CPU the columns of w2 are a view with a stride; on its way
     // to a GPU candle makes them dense.

@@ -3,7 +3,7 @@
 //! Invariant: a run that is expected to take more than [`LIMIT`] begins only with `--yes`.
 
 use super::{BenchJob, SEED, WARM_UP};
-use crate::harness::{Fill, FusedOp, Operands, RankContext};
+use crate::harness::{Fill, Operands, RankContext, build};
 use crate::machine;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
@@ -59,8 +59,8 @@ impl Rates {
             &World::single(),
             Options::from(Select::Host),
         )?)?;
-        let op = FusedOp::<T>::build(&problem, ctx.comm(), Overrides::with_workers(1))?;
-        let mut set = ctx.operand_set(&problem)?;
+        let op = build(&problem, ctx.comm(), Overrides::with_workers(1))?;
+        let mut set = ctx.operand_set::<T>(&problem)?;
         ctx.fill(&mut set, Operands::new(problem, SEED, 0, Fill::Uniform))?;
         // The first call pays for pages.
         ctx.forward(&op, &mut set)?;
@@ -68,7 +68,7 @@ impl Rates {
         ctx.forward(&op, &mut set)?;
         let called = begun.elapsed();
         let begun = Instant::now();
-        ctx.verify(&set, op.plan())?;
+        ctx.verify(&set, &op.plan(op.max_m())?)?;
         let checked = begun.elapsed();
         let rate = |took: Duration| work(&problem) / took.as_secs_f64();
         Ok(Self { call: rate(called), check: rate(checked) })

@@ -11,14 +11,14 @@ use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
 use crate::harness::gpu::cublas::Gemm;
 use crate::harness::{
-    Buffer, Defect, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window,
-    y_window,
+    Buffer, Defect, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window,
 };
 use crate::harness::{Verdict, Violation};
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, SumsTo, WorldSize};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
+use flux_ops::FusedLinear;
 use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub(super) struct GpuContenders<'a, T> {
     ctx: &'a RankContext,
     gpu: &'a Gpu,
     nccl: &'a Comm,
-    op: &'a FusedOp<T>,
+    op: &'a FusedLinear,
     sets: &'a mut [OperandSet<T>],
     gemm: Gemm,
     /// Of the serial path. Its shards are equal, so it pads the rows of a call.
@@ -48,12 +48,12 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     pub(super) fn new(
         ctx: &'a RankContext,
         nccl: &'a Comm,
-        op: &'a FusedOp<T>,
+        op: &'a FusedLinear,
         sets: &'a mut [OperandSet<T>],
         watchdog: &'a Watchdog,
     ) -> anyhow::Result<Self> {
         let gpu = ctx.gpu().context("this rank has no GPU")?;
-        let problem = op.problem();
+        let problem = op.largest();
         let bytes = between_elements(problem) as usize * size_of::<T>();
         let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
         let gemm =
@@ -94,7 +94,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
             self.ctx.poison(&mut self.sets[0].y)?;
             self.launch(Contender::Serial, 0)?;
-            self.ctx.verify(&self.sets[0], self.op.plan())?
+            self.ctx.verify(&self.sets[0], &self.op.plan(self.op.max_m())?)?
         } else {
             self.verify_gemm()?
         };
@@ -106,7 +106,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     /// Verifies the GEMM of a sum over the ranks on the first set, which it overwrites.
     fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
-        let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
+        let (gpu, problem, set) = (self.gpu, self.op.largest(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
         let (m, n, k) = gemm_shape(problem, self.ctx.rank());
         let [m, n, k] = [m, n, k].map(|extent| extent as usize);
@@ -280,10 +280,10 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
         self.watchdog.heartbeat();
         self.problem = with_equal_shards(&operands.problem)?;
         anyhow::ensure!(
-            self.problem.m() <= self.op.problem().m(),
+            self.problem.m() <= self.op.largest().m(),
             "{} beyond {}",
             self.problem,
-            self.op.problem()
+            self.op.largest()
         );
         self.gemm.reshape(gemm_shape(&self.problem, self.ctx.rank()))?;
         self.sets.iter_mut().try_for_each(|set| self.ctx.fill(set, operands))

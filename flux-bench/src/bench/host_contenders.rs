@@ -8,25 +8,26 @@ use super::gpu_contenders::with_equal_shards;
 use super::measure::{AnyRows, Contender, Contenders, Sample};
 use super::shared_files::SharedFiles;
 use crate::harness::{
-    Buffer, Defect, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict,
-    elements, x_window, y_window,
+    Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, build, elements,
+    x_window, y_window,
 };
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
+use flux_ops::FusedLinear;
 use flux_transport::{Communicator, Options, Select, World};
 
 /// One rank's contenders.
 pub(super) struct HostContenders<'a, T> {
     ctx: &'a RankContext,
-    op: &'a FusedOp<T>,
+    op: &'a FusedLinear,
     set: &'a mut OperandSet<T>,
     shown: SharedFiles,
     /// Of the serial path. Its shards are equal, so it pads the rows of a call.
     problem: Problem,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own.
-    gemm: FusedOp<T>,
+    gemm: FusedLinear,
     gemm_ctx: RankContext,
     gemm_set: OperandSet<T>,
 }
@@ -35,11 +36,11 @@ impl<'a, T: Element> HostContenders<'a, T> {
     /// The contenders of `op`, on the operands that `set` holds; collective.
     pub(super) fn new(
         ctx: &'a RankContext,
-        op: &'a FusedOp<T>,
+        op: &'a FusedLinear,
         set: &'a mut OperandSet<T>,
         workers: u32,
     ) -> anyhow::Result<Self> {
-        let problem = *op.problem();
+        let problem = *op.largest();
         let alone = WorldSize::new(1).context("a world of one")?;
         let (m, n, k) = (
             problem.m() as usize,
@@ -48,7 +49,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         );
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.numerics(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
-        let gemm = FusedOp::build(&part, &comm, Overrides::with_workers(workers))?;
+        let gemm = build(&part, &comm, Overrides::with_workers(workers))?;
         let gemm_ctx = RankContext::new(comm)?;
         let mut gemm_set = gemm_ctx.operand_set(&part)?;
         // The time does not depend on the values.
@@ -148,14 +149,14 @@ impl<T: Element> AnyRows for HostContenders<'_, T> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.problem = with_equal_shards(&operands.problem)?;
         anyhow::ensure!(
-            self.problem.m() <= self.op.problem().m(),
+            self.problem.m() <= self.op.largest().m(),
             "{} beyond {}",
             self.problem,
-            self.op.problem()
+            self.op.largest()
         );
         self.ctx.fill(self.set, operands)?;
         // The time does not depend on the values.
-        let part = self.gemm.problem().with_m(self.problem.m())?;
+        let part = self.gemm.largest().with_m(self.problem.m())?;
         self.gemm_set.holds = Some(Operands { problem: part, ..operands });
         if self.problem.op().gathers()
             && let Buffer::Host(x) = &self.set.x

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{FusedOp, OperandSet, Operands, RankContext, Verdict};
+use crate::harness::{OperandSet, Operands, RankContext, Verdict, build, build_with};
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
@@ -21,6 +21,7 @@ use crate::report::{Measured, Placement, Row, ServingRow, Sustained, Verified};
 use anyhow::Context;
 use flux_core::Problem;
 use flux_kernels::{Element, with_element};
+use flux_ops::FusedLinear;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, World};
 use indicatif::ProgressBar;
@@ -86,16 +87,12 @@ impl RankBench<'_> {
     fn built_on_host<T: Element>(
         &self,
         case: &BenchCase,
-    ) -> anyhow::Result<(FusedOp<T>, OperandSet<T>, u32)> {
+    ) -> anyhow::Result<(FusedLinear, OperandSet<T>, u32)> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<T>::build(
-            problem,
-            ctx.comm(),
-            Overrides { workers: Some(workers), ..asked },
-        )?;
+        let op = build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
         Ok((op, ctx.operand_set(problem)?, workers))
     }
 
@@ -160,12 +157,9 @@ impl RankBench<'_> {
     ) -> anyhow::Result<ServingRow> {
         let ctx = self.ctx;
         self.bar.set_message(case.problem.to_string());
-        let op = FusedOp::<T>::build(
-            &case.problem,
-            ctx.comm(),
-            self.job.execution.on(ctx.comm(), &case.problem)?,
-        )?;
-        let mut sets = [ctx.operand_set(&case.problem)?];
+        let op =
+            build(&case.problem, ctx.comm(), self.job.execution.on(ctx.comm(), &case.problem)?)?;
+        let mut sets = [ctx.operand_set::<T>(&case.problem)?];
         ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
         let mut contenders =
             GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
@@ -180,20 +174,20 @@ impl RankBench<'_> {
     fn on_gpu<T: Element>(&self, case: &BenchCase, baseline: &Baseline<'_>) -> anyhow::Result<Row> {
         let (job, ctx) = (self.job, self.ctx);
         self.bar.set_message(case.problem.to_string());
-        let op = FusedOp::<T>::build_with(
+        let op = build_with(
             &case.problem,
             ctx.comm(),
             job.execution.on(ctx.comm(), &case.problem)?,
             job.epilogue,
         )?;
-        let sets =
-            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(op.problem(), job.epilogue));
+        let sets = (0..gpu_contenders::SETS)
+            .map(|_| ctx.operand_set_with::<T>(op.largest(), job.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = verify(ctx, &op, &mut sets[0], job)?;
         for (call, set) in sets.iter_mut().enumerate() {
             ctx.fill(
                 set,
-                Operands::new(*op.problem(), SEED, call as u64, Fill::Uniform)
+                Operands::new(*op.largest(), SEED, call as u64, Fill::Uniform)
                     .with_epilogue(job.epilogue),
             )?;
         }
@@ -229,14 +223,14 @@ impl RankBench<'_> {
     }
 
     /// The row, of what all ranks found. Collective.
-    fn row<T: Element>(
+    fn row(
         &self,
         case: &BenchCase,
-        op: &FusedOp<T>,
+        op: &FusedLinear,
         times: &(Measured, Option<Sustained>),
         mine: Verdict,
     ) -> anyhow::Result<Row> {
-        let verdict = of_all_ranks(self.ctx.comm(), mine)?;
+        let verdict = mine.of_all_ranks(self.ctx.comm())?;
         if !verdict.ok() && self.ctx.rank().get() == 0 {
             out::note(&format!("{}: {verdict}", case.problem));
         }
@@ -245,22 +239,13 @@ impl RankBench<'_> {
         let row = Row::new(
             &case.model,
             &case.problem,
-            op.plan().to_string(),
+            op.plan(op.max_m())?.to_string(),
             measured,
             verified,
             self.job.samples,
         );
-        Ok(Row { execution: Some(op.execution().clone().into()), sustained, ..row })
+        Ok(Row { execution: Some(op.execution(op.max_m())?.clone().into()), sustained, ..row })
     }
-}
-
-/// What all ranks found. Collective.
-pub(super) fn of_all_ranks(comm: &Communicator, mine: Verdict) -> anyhow::Result<Verdict> {
-    let all = comm.exchange(&mine.to_bytes())?;
-    let verdict = all.iter().try_fold(Verdict::default(), |sum, said| {
-        Verdict::from_bytes(said).map(|verdict| sum.merge(verdict))
-    });
-    verdict.context("a rank is of another version of this program")
 }
 
 /// Rank 0's id for a communicator of NCCL, on every rank.
@@ -276,18 +261,18 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 /// Verifies one call with integers, exactly, and one with random data, within the bound.
 fn verify<T: Element>(
     ctx: &RankContext,
-    op: &FusedOp<T>,
+    op: &FusedLinear,
     set: &mut OperandSet<T>,
     job: &BenchJob,
 ) -> anyhow::Result<Verdict> {
-    let problem: Problem = *op.problem();
+    let problem: Problem = *op.largest();
     let mut call = |fill| {
         ctx.fill(set, Operands::new(problem, SEED, 0, fill).with_epilogue(job.epilogue))?;
         ctx.poison(&mut set.y)?;
         ctx.forward(op, set)?;
         ctx.sync(op)?;
         job.defect.apply(ctx, set)?;
-        ctx.verify(set, op.plan())
+        ctx.verify(set, &op.plan(op.max_m())?)
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();
     Ok(exact.merge(call(Fill::Uniform)?))

@@ -7,8 +7,8 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::{
-    Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, room, w_window,
-    x_window, y_window,
+    Buffer, EpilogueSpec, HostBuffer, Operands, bias_window, elements, room, w_window, x_window,
+    y_window,
 };
 use crate::harness::{Verdict, reference};
 use anyhow::Context;
@@ -16,9 +16,7 @@ use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
 use flux_cuda::CudaDevice;
 use flux_kernels::Element;
-use flux_ops::{
-    EpilogueArgs, GateLayout, Layout, Location, RawTensor, TensorMut, TensorRef, WeightOperands,
-};
+use flux_ops::{FusedLinear, GateLayout, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};
@@ -356,67 +354,54 @@ impl RankContext {
     /// holds.
     pub(crate) fn forward<T: Element>(
         &self,
-        op: &FusedOp<T>,
-        set: &mut OperandSet<T>,
-    ) -> anyhow::Result<()> {
-        if !set.more.is_empty() {
-            return self.forward_several(op, set);
-        }
-        let problem = set.holds.map_or(*op.problem(), |held| held.problem);
-        let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
-        let rank = self.comm.rank();
-        let gates = set.holds.and_then(|held| held.epilogue.gates);
-        let y_shape = GateLayout::result_shape(gates, problem.y_shape(rank));
-        let (x_layout, w_layout, y_layout) =
-            (layout(problem.x_shape(rank)), layout(problem.w_shape(rank)), layout(y_shape));
-        let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
-        let columns = Layout::from((problem.n_local(rank) as usize,));
-        let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
-        let mut y = view_mut(&mut set.y, y_layout, &self.comm)?;
-        let residual = set
-            .residual
-            .as_ref()
-            .map(|residual| view(residual, y_layout, &self.comm))
-            .transpose()?;
-        let args =
-            bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
-        let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
-        let Some((gain, y_norm)) = &mut set.norm else {
-            return Ok(op.forward(&x, &w, args, &mut y, self.stream())?);
-        };
-        let (gain, mut y_norm) =
-            (view(gain, columns, &self.comm)?, view_mut(y_norm, y_layout, &self.comm)?);
-        Ok(op.forward(&x, &w, args.norm(&gain, &mut y_norm), &mut y, self.stream())?)
-    }
-
-    fn forward_several<T: Element>(
-        &self,
-        op: &FusedOp<T>,
+        op: &FusedLinear,
         set: &mut OperandSet<T>,
     ) -> anyhow::Result<()> {
         let (comm, rank) = (&self.comm, self.rank());
-        let problem = set.holds.map_or(*op.problem(), |held| held.problem);
-        let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
-        let alone = (0..problem.weight_count()).map(|weight| problem.weight_alone(weight));
+        let problem = set.holds.map_or(*op.largest(), |held| held.problem);
+        let gates = set.holds.and_then(|held| held.epilogue.gates);
+        let y_layout = |problem: &Problem| {
+            Layout::from(GateLayout::result_shape(gates, problem.y_shape(rank)))
+        };
+        let vector = |problem: &Problem| Layout::from((problem.n_local(rank) as usize,));
         let further = set.more.iter_mut().map(|more| (&more.w, &more.bias, &mut more.y));
-        let mut views = Vec::with_capacity(problem.weight_count());
-        for (problem, (w, bias, y)) in
-            alone.zip(std::iter::once((&set.w, &set.bias, &mut set.y)).chain(further))
+        let mut weights = Vec::with_capacity(problem.weight_count());
+        for (weight, (w, bias, y)) in
+            std::iter::once((&set.w, &set.bias, &mut set.y)).chain(further).enumerate()
         {
-            let columns = Layout::from((problem.n_local(rank) as usize,));
-            let bias = bias.as_ref().map(|bias| view(bias, columns, comm)).transpose()?;
-            views.push((
-                view(w, layout(problem.w_shape(rank)), comm)?,
+            let alone = problem.weight_alone(weight);
+            let bias = bias.as_ref().map(|bias| view(bias, vector(&alone), comm)).transpose()?;
+            weights.push((
+                view(w, alone.w_shape(rank).into(), comm)?,
                 bias,
-                view_mut(y, layout(problem.y_shape(rank)), comm)?,
+                view_mut(y, y_layout(&alone), comm)?,
             ));
         }
-        let weights = views.iter_mut().map(|(w, bias, y)| {
-            let weight = WeightOperands::new(w, y);
-            if let Some(bias) = bias { weight.bias(bias) } else { weight }
-        });
-        let x = view(&set.x, layout(problem.x_shape(rank)), comm)?;
-        op.forward_several(&x, &weights.collect::<Vec<_>>(), self.stream())
+        let x = view(&set.x, problem.x_shape(rank).into(), comm)?;
+        let residual = set.residual.as_ref();
+        let residual =
+            residual.map(|residual| view(residual, y_layout(&problem), comm)).transpose()?;
+        let mut norm = match &mut set.norm {
+            Some((gain, y_norm)) => Some((
+                view(gain, vector(&problem), comm)?,
+                view_mut(y_norm, y_layout(&problem), comm)?,
+            )),
+            None => None,
+        };
+        let mut call = op.call(&x);
+        for (w, bias, y) in &mut weights {
+            call = call.weight(w, y);
+            if let Some(bias) = bias {
+                call = call.bias(bias);
+            }
+        }
+        if let Some(residual) = &residual {
+            call = call.residual(residual);
+        }
+        if let Some((gain, y_norm)) = &mut norm {
+            call = call.norm(gain, y_norm);
+        }
+        Ok(call.on(self.stream())?)
     }
 
     /// Waits for the stream and checks all of a set's results against the reference, and its
@@ -516,7 +501,7 @@ impl RankContext {
     }
 
     /// Waits for everything on the stream, then reads the op's status.
-    pub(crate) fn sync<T: Element>(&self, op: &FusedOp<T>) -> anyhow::Result<()> {
+    pub(crate) fn sync(&self, op: &FusedLinear) -> anyhow::Result<()> {
         if let Some(gpu) = &self.gpu {
             gpu.synchronize()?;
         }
@@ -525,11 +510,7 @@ impl RankContext {
     }
 
     /// As [`sync`](Self::sync) for at most `limit`; the error tells the call's progress.
-    pub(crate) fn sync_within<T: Element>(
-        &self,
-        op: &FusedOp<T>,
-        limit: Duration,
-    ) -> anyhow::Result<()> {
+    pub(crate) fn sync_within(&self, op: &FusedLinear, limit: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         if let Some(gpu) = &self.gpu {
             while !gpu.is_idle()? {

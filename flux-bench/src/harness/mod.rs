@@ -25,7 +25,7 @@ pub(crate) use flux_kernels::harness::data::{elements, y_window};
 pub use flux_kernels::harness::data::{w_window, x_window};
 pub(crate) use flux_kernels::harness::{HostBuffer, room};
 pub use memory::Buffer;
-pub(crate) use op::{FusedOp, ops_on};
+pub(crate) use op::{build, build_traced, build_with, ops_on};
 pub use operands::Operands;
 pub(crate) use operands::bias_window;
 pub(crate) use planned::{FIRST, PlannedLayer};

@@ -1,5 +1,7 @@
 //! What a comparison with the reference finds.
 
+use anyhow::Context;
+use flux_transport::Communicator;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -63,6 +65,15 @@ impl Verdict {
     #[must_use]
     pub(crate) fn of_weight(self, weight: u32) -> Self {
         Self { first: self.first.map(|first| Violation { weight, ..first }), ..self }
+    }
+
+    /// What all ranks found. Collective.
+    pub(crate) fn of_all_ranks(self, comm: &Communicator) -> anyhow::Result<Self> {
+        let all = comm.exchange(&self.to_bytes())?;
+        let verdict = all.iter().try_fold(Self::default(), |sum, said| {
+            Self::from_bytes(said).map(|verdict| sum.merge(verdict))
+        });
+        verdict.context("a rank is of another version of this program")
     }
 
     /// To send to other ranks.

@@ -13,7 +13,7 @@ use crate::atomic_file;
 use crate::end;
 use crate::harness::data::Window;
 use crate::harness::{
-    EpilogueSpec, FusedOp, RankContext, bias_window, elements, ranks, room, w_window, x_window,
+    EpilogueSpec, RankContext, bias_window, build_with, elements, ranks, room, w_window, x_window,
     y_window,
 };
 use crate::launch;
@@ -124,7 +124,7 @@ fn compute<T: Element>(
         )?;
         let ctx = RankContext::new(comm)?;
         let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
-        let op = FusedOp::<T>::build_with(problem, ctx.comm(), overrides, epilogue)?;
+        let op = build_with(problem, ctx.comm(), overrides, epilogue)?;
         let mut set = ctx.operand_set_with(problem, epilogue)?;
         ctx.upload(&mut set.x, &cut::<T>(input.x(), k, x_window(problem, ctx.rank()))?)?;
         ctx.upload(&mut set.w, &cut::<T>(input.w(), k, w_window(problem, ctx.rank()))?)?;

@@ -15,7 +15,7 @@ use crate::atomic_file;
 use crate::bench::{self, gpu_contenders::SETS};
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{FusedOp, Operands, RankContext, ranks};
+use crate::harness::{Operands, RankContext, build_traced, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
@@ -140,10 +140,9 @@ fn record<T: Element>(
         problem.world().get(),
         Duration::from_mins(1),
     )?;
-    let op =
-        FusedOp::<T>::build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
+    let op = build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
     let mut sets =
-        (0..SETS).map(|_| ctx.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
+        (0..SETS).map(|_| ctx.operand_set::<T>(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
         ctx.poison(&mut set.y)?;
@@ -168,7 +167,11 @@ fn record<T: Element>(
     // Here, before any memory is freed.
     let event_ms = last_call().unwrap_or_else(|error| end::give_up(local.rank(), &error));
     let timeline = op.timeline(ctx.stream())?;
-    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.plan())?;
+    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], &op.plan(op.max_m())?)?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
-    Ok(Traced { timeline, event_ms, plan: format!("{}; {}", op.plan(), op.execution()) })
+    Ok(Traced {
+        timeline,
+        event_ms,
+        plan: format!("{}; {}", op.plan(op.max_m())?, op.execution(op.max_m())?),
+    })
 }

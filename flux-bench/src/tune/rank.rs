@@ -7,12 +7,8 @@ use crate::machine;
 use crate::out;
 use crate::progress;
 use crate::shapes::Layer;
-use flux_core::{OpKind, Problem};
-use flux_kernels::{Element, with_element};
-use flux_ops::{
-    AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError,
-    TuneOptions, Tuned,
-};
+use flux_core::Problem;
+use flux_ops::{OpSpec, Outcome, Timing, TuneError, TuneOptions, Tuned};
 use flux_transport::{Communicator, World};
 use std::fmt;
 use std::fmt::Write as _;
@@ -60,7 +56,7 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
         }
         bar.set_message(format!("{}, {} s of the budget left", layer.problem, left.as_secs()));
         let options = TuneOptions { budget: left, ..job.options };
-        let tuned = with_element!(job.dtype, T, tune::<T>(job, &layer.problem, &comm, &options));
+        let tuned = spec(job, &layer.problem).tune(&comm, &options);
         let words = summary.add(layer, tuned)?;
         if first {
             bar.suspend(|| out::line(&words));
@@ -71,33 +67,12 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     Ok(summary)
 }
 
-fn tune<T: Element>(
-    job: &TuneJob,
-    problem: &Problem,
-    comm: &Communicator,
-    options: &TuneOptions,
-) -> Result<Tuned, TuneError> {
-    let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
-    match problem.op() {
-        OpKind::AllGatherGemm => {
-            asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options)
-        }
-        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k))
-            .partials(problem.numerics().partials)
-            .tune(comm, options),
-        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k))
-            .partials(problem.numerics().partials)
-            .tune(comm, options),
-    }
-}
-
 /// The op as the command line asks for it.
-fn asked<Op>(job: &TuneJob, builder: Builder<Op>) -> Builder<Op> {
-    let builder = builder.batch_invariant(job.batch_invariant);
-    match &job.table {
-        Some(file) => builder.plan_table(file),
-        None => builder,
-    }
+fn spec(job: &TuneJob, problem: &Problem) -> OpSpec {
+    let mut spec = OpSpec::of_problem(problem);
+    spec.batch_invariant = job.batch_invariant;
+    spec.plan_table.clone_from(&job.table);
+    spec
 }
 
 impl TuneSummary {

@@ -8,9 +8,11 @@
 mod error;
 mod op_kind;
 mod split;
+mod weight_list;
 
 pub use error::ProblemError;
 pub use op_kind::{OpKind, SumsTo};
+pub use weight_list::WeightList;
 
 use crate::{DType, Numerics, Partials, Rank, WorldSize};
 use std::fmt;

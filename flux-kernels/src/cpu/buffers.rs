@@ -4,9 +4,8 @@
 //! to nobody between calls.
 
 use super::error::ExecuteError;
-use super::operands::zeroed;
+use super::operands::grow;
 use super::panel::Panel;
-use bytemuck::Zeroable;
 use flux_core::program::TileProgram;
 
 /// Buffers that grow to the largest program: `w` in fp32, and for each worker a tile and a shard of
@@ -69,17 +68,4 @@ impl Scratch {
 /// Elements between the rows of a worker's accumulators: a tile may be wider than the output.
 pub(super) fn stride(program: &TileProgram) -> usize {
     program.tile.n.min(program.problem.n_local(program.rank)) as usize
-}
-
-/// Makes `buffer` at least `length` long. The old one goes first, so that both are never held.
-pub(super) fn grow<V: Zeroable>(
-    what: &'static str,
-    buffer: &mut Vec<V>,
-    length: usize,
-) -> Result<(), ExecuteError> {
-    if buffer.len() < length {
-        *buffer = Vec::new();
-        *buffer = zeroed(what, length)?;
-    }
-    Ok(())
 }

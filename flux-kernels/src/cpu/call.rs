@@ -12,7 +12,7 @@ use super::pause;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::problem::MAX_WEIGHTS;
+use flux_core::problem::WeightList;
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
 use std::marker::PhantomData;
@@ -35,8 +35,8 @@ impl<'a, T> Output<'a, T> {
 // to one worker.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
-/// A further weight of an AllGather-GEMM: its result, and its bias.
-pub(super) struct MoreOutput<'a, T> {
+/// The result of a weight, and its bias.
+pub(super) struct WeightOutput<'a, T> {
     pub(super) y: Output<'a, T>,
     pub(super) bias: Option<&'a [T]>,
 }
@@ -47,8 +47,7 @@ pub(super) struct Call<'a, T> {
     pub(super) x: Rows<'a, T>,
     /// `w` in fp32, dense; several weights one behind the other.
     pub(super) weights: &'a [f32],
-    pub(super) y: Output<'a, T>,
-    pub(super) more: [Option<MoreOutput<'a, T>>; MAX_WEIGHTS - 1],
+    pub(super) outputs: WeightList<WeightOutput<'a, T>>,
     pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, SharedMemory<&'a [u64]>>,

@@ -8,10 +8,8 @@ use super::operands::{Rows, fits};
 use crate::element::Element;
 use crate::epilogue::Activation;
 use crate::weights::{GateLayout, WeightLayout};
-use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::tile::GATE_COLUMNS;
-use flux_core::{Problem, Rank};
 
 /// Rows that are added to those of `y`.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +23,6 @@ pub enum Residual<'a, T> {
 /// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, T> {
-    /// One element for each row of `w` as `[n, k]`, added to every row of the result.
-    pub bias: Option<&'a [T]>,
     /// Of the shape of `y`, added to it; not of AllGather-GEMM.
     pub residual: Option<Residual<'a, T>>,
     /// Applied to the sum with the bias; AllGather-GEMM only.
@@ -38,17 +34,11 @@ pub struct Epilogue<'a, T> {
 
 impl<T> Default for Epilogue<'_, T> {
     fn default() -> Self {
-        Self { bias: None, residual: None, activation: Activation::None, gates: None }
+        Self { residual: None, activation: Activation::None, gates: None }
     }
 }
 
 impl<T: Element> Epilogue<'_, T> {
-    /// The shape of `rank`'s `y`.
-    pub(super) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
-        let cols = problem.weight_columns(0, rank).len() as u32;
-        GateLayout::result_shape(self.gates, Shape { cols, ..problem.y_shape(rank) })
-    }
-
     /// Checks it against the program and the weights.
     pub(super) fn fits(
         &self,
@@ -68,21 +58,26 @@ impl<T: Element> Epilogue<'_, T> {
         if self.residual.is_some() && problem.op().gathers() {
             return Err(ExecuteError::Residual { op: problem.op() });
         }
-        if let Some(Residual::Rows(rows)) = self.residual {
-            fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)?;
-        }
-        let shape = Shape { rows: 1, cols: problem.weight_columns(0, rank).len() as u32 };
-        self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
+        let Some(Residual::Rows(rows)) = self.residual else { return Ok(()) };
+        fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)
     }
 
-    /// Applies it to columns `col` on of row `at` of the tiles. `y` is the place of the result and
-    /// holds what it held before the call. The result is at the beginning of `row`.
-    pub(super) fn apply(&self, (at, col): (usize, usize), y: &[T], row: &mut [f32]) {
-        if let (Some(bias), Some(layout)) = (self.bias, self.gates) {
+    /// Applies it, behind the weight's bias, to columns `col` on of row `at` of the tiles. `y` is
+    /// the place of the result and holds what it held before the call. The result is at the
+    /// beginning of `row`.
+    pub(super) fn apply(
+        &self,
+        bias: Option<&[T]>,
+        at: usize,
+        col: usize,
+        y: &[T],
+        row: &mut [f32],
+    ) {
+        if let (Some(bias), Some(layout)) = (bias, self.gates) {
             for (v, col) in row.iter_mut().zip(col as u32..) {
                 *v += bias[layout.row_in_tiles(col, bias.len() as u32) as usize].to_f32();
             }
-        } else if let Some(bias) = self.bias {
+        } else if let Some(bias) = bias {
             for (v, bias) in row.iter_mut().zip(&bias[col..]) {
                 *v += bias.to_f32();
             }

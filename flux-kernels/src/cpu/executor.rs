@@ -1,30 +1,30 @@
 //! One rank's executor. A call runs on this thread and on as many others as start.
 
 use super::buffers::{Buffers, Scratch};
-use super::call::{Call, MoreOutput, Output};
+use super::call::{Call, Output, WeightOutput};
 use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
-use crate::weights::WeightLayout;
+use crate::weights::{GateLayout, WeightLayout};
 use flux_core::Numerics;
-use flux_core::problem::{MAX_WEIGHTS, Shape};
+use flux_core::problem::{Shape, WeightList};
 use flux_core::program::TileProgram;
 use flux_core::program::check::verify_rank;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
-use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
-/// A further weight of an AllGather-GEMM, with its result.
+/// A weight of a call, with its result.
 #[derive(Debug)]
 pub struct CpuWeight<'a, T> {
-    /// `w`, `[n_r, k]`.
+    /// `w`, `[n_r, k]` or `[n, k_r]`, or its transpose.
     pub w: Rows<'a, T>,
-    /// `y`, `[m, n_r]`.
+    /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
     pub y: RowsMut<'a, T>,
-    /// One element for each of its columns; given exactly where the first weight has one.
+    /// One element for each row of `w` as `[n, k]`, added to every row of the result. All weights
+    /// of a call have one, or none.
     pub bias: Option<&'a [T]>,
 }
 
@@ -33,14 +33,10 @@ pub struct CpuWeight<'a, T> {
 pub struct CpuArgs<'a, T> {
     /// `x`, `[m_r, k]` (AllGather-GEMM) or `[m, k_r]` (the others).
     pub x: Rows<'a, T>,
-    /// `w`, `[n_r, k]` or `[n, k_r]`, or its transpose.
-    pub w: Rows<'a, T>,
-    /// Which of both.
-    pub weights: WeightLayout,
-    /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
-    pub y: RowsMut<'a, T>,
-    /// The further weights of a problem with several, in their order.
-    pub more: [Option<CpuWeight<'a, T>>; MAX_WEIGHTS - 1],
+    /// The weights of the problem.
+    pub weights: WeightList<CpuWeight<'a, T>>,
+    /// How they lie.
+    pub layout: WeightLayout,
     /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
     pub gathered: Option<RowsMut<'a, T>>,
     /// Applied to a sum before it is stored to `y`.
@@ -56,25 +52,19 @@ pub struct CpuArgs<'a, T> {
 /// One rank's checked program. A call allocates nothing but its threads, once its buffers are
 /// [large enough](Buffers::reserve).
 #[derive(Debug)]
-pub struct Executor<T> {
+pub struct Executor {
     program: TileProgram,
     workers: NonZeroUsize,
-    element: PhantomData<fn() -> T>,
 }
 
-impl<T: Element> Executor<T> {
+impl Executor {
     /// Checks the program. Workers without a thread leave their work to the others.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
+    /// [`ExecuteError::Program`].
     pub fn new(program: TileProgram, workers: NonZeroUsize) -> Result<Self, ExecuteError> {
-        let problem = &program.problem;
-        let Numerics { operand, output, .. } = problem.numerics();
-        if [operand, output] != [T::DTYPE; 2] {
-            return Err(ExecuteError::DType { program: problem.numerics(), operands: T::DTYPE });
-        }
         verify_rank(&program)?;
-        Ok(Self { program, workers, element: PhantomData })
+        Ok(Self { program, workers })
     }
 
     /// Makes room for calls in `buffers`.
@@ -94,57 +84,29 @@ impl<T: Element> Executor<T> {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
+    /// [`ExecuteError::DType`], [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
     /// [`ExecuteError::Weights`], [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and
     /// [`ExecuteError::OutOfMemory`] before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
-    pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
+    pub fn run<T: Element>(
+        &self,
+        buffers: &mut Buffers,
+        args: CpuArgs<'_, T>,
+    ) -> Result<(), ExecuteError> {
+        self.fits(&args)?;
         let CpuArgs {
             x,
-            w,
-            weights: layout,
-            y,
-            more,
+            weights: of_weights,
+            layout,
             gathered,
             epilogue,
             memory,
             await_pushed,
             op_hash,
         } = args;
-        let (problem, rank) = (self.program.problem, self.program.rank);
-        fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
-        let columns = |weight| problem.weight_columns(weight, rank).len() as u32;
-        let (rows, cols) = layout.extents(columns(0), problem.k_local(rank));
-        fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
-        fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
-        let count = problem.weight_count();
-        let are_the_problems =
-            (1..).zip(&more).all(|(weight, more)| more.is_some() == (weight < count));
-        let like_the_first =
-            more.iter().flatten().all(|more| more.bias.is_some() == epilogue.bias.is_some());
-        if !are_the_problems || !like_the_first || layout != WeightLayout::Nk && count > 1 {
-            return Err(ExecuteError::Weights { takes: count, layout });
-        }
-        for (weight, more) in (1..).zip(more.iter().flatten()) {
-            let n = columns(weight);
-            fits("w", Shape { rows: n, cols: problem.k() }, more.w.elements.len(), more.w.stride)?;
-            fits("y", Shape { rows: problem.m(), cols: n }, more.y.elements.len(), more.y.stride)?;
-            if let Some(bias) = more.bias {
-                fits("bias", Shape { rows: 1, cols: n }, bias.len(), n as usize)?;
-            }
-        }
-        if let Some(rows) = &gathered {
-            fits(
-                "x_full",
-                Shape { rows: problem.m(), cols: problem.k() },
-                rows.elements.len(),
-                rows.stride,
-            )?;
-        }
-        epilogue.fits(&self.program, layout)?;
-        self.holds(&memory)?;
         self.reserve(buffers)?;
+        let (problem, rank) = (&self.program.problem, self.program.rank);
         let failed = || ExecuteError::from_record(read_fault(memory.words()), self.program.rank);
         let protocol =
             Protocol::open(memory.words(), self.program.rank).of(op_hash, problem.world());
@@ -153,42 +115,20 @@ impl<T: Element> Executor<T> {
         }
         protocol.announce();
 
-        let (n, k) = (columns(0) as usize, problem.k_local(rank) as usize);
+        let k = problem.k_local(rank) as usize;
         let Buffers { weights, workers } = buffers;
-        match layout {
-            WeightLayout::Nk => {
-                for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
-                    let from = epilogue
-                        .gates
-                        .map_or(row, |layout| layout.row_in_tiles(row as u32, n as u32) as usize);
-                    T::widen(w.row(from, k), to);
-                }
-            }
-            WeightLayout::Kn => {
-                for row in 0..k {
-                    for (to, from) in weights[row..n * k].iter_mut().step_by(k).zip(w.row(row, n)) {
-                        *to = from.to_f32();
-                    }
-                }
-            }
-        }
-        let mut rest = &mut weights[n * k..];
-        for (weight, more) in (1..).zip(more.iter().flatten()) {
-            let (to, behind) = rest.split_at_mut(columns(weight) as usize * k);
-            for (row, to) in to.chunks_exact_mut(k).enumerate() {
-                T::widen(more.w.row(row, k), to);
-            }
+        let mut rest = &mut weights[..];
+        for (number, weight) in of_weights.iter().enumerate() {
+            let (to, behind) = rest.split_at_mut(problem.weight_columns(number, rank).len() * k);
+            widen(weight.w, layout, epilogue.gates, k, to);
             rest = behind;
         }
-        let more = more.map(|more| {
-            more.map(|CpuWeight { y, bias, .. }| MoreOutput { y: Output::new(y), bias })
-        });
         let call = Call {
             program: &self.program,
             x,
             weights,
-            y: Output::new(y),
-            more,
+            outputs: of_weights
+                .map(|CpuWeight { y, bias, .. }| WeightOutput { y: Output::new(y), bias }),
             epilogue,
             memory: &memory,
             protocol,
@@ -212,6 +152,42 @@ impl<T: Element> Executor<T> {
         }
     }
 
+    /// Whether the operands and the workspace are the problem's.
+    fn fits<T: Element>(&self, args: &CpuArgs<'_, T>) -> Result<(), ExecuteError> {
+        let CpuArgs { x, weights, layout, gathered, epilogue, memory, .. } = args;
+        let (problem, rank) = (&self.program.problem, self.program.rank);
+        let Numerics { operand, output, .. } = problem.numerics();
+        if [operand, output] != [T::DTYPE; 2] {
+            return Err(ExecuteError::DType { program: problem.numerics(), operands: T::DTYPE });
+        }
+        fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
+        let takes = problem.weight_count();
+        let has_bias = |weight: &CpuWeight<'_, T>| weight.bias.is_some();
+        let alike = weights.iter().all(has_bias) || !weights.iter().any(has_bias);
+        if weights.len() != takes || !alike || *layout != WeightLayout::Nk && takes > 1 {
+            return Err(ExecuteError::Weights { takes, layout: *layout });
+        }
+        for (number, CpuWeight { w, y, bias }) in weights.iter().enumerate() {
+            let n = problem.weight_columns(number, rank).len() as u32;
+            let (rows, cols) = layout.extents(n, problem.k_local(rank));
+            fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
+            let of_y = GateLayout::result_shape(
+                epilogue.gates,
+                Shape { cols: n, ..problem.y_shape(rank) },
+            );
+            fits("y", of_y, y.elements.len(), y.stride)?;
+            if let Some(bias) = bias {
+                fits("bias", Shape { rows: 1, cols: n }, bias.len(), n as usize)?;
+            }
+        }
+        if let Some(rows) = gathered {
+            let all = Shape { rows: problem.m(), cols: problem.k() };
+            fits("x_full", all, rows.elements.len(), rows.stride)?;
+        }
+        epilogue.fits(&self.program, *layout)?;
+        self.holds(memory)
+    }
+
     fn holds(&self, memory: &HostMemory<'_>) -> Result<(), ExecuteError> {
         let (need, have) = (self.program.workspace(), memory.size());
         let world = self.program.problem.world();
@@ -224,6 +200,33 @@ impl<T: Element> Executor<T> {
             });
         }
         Ok(())
+    }
+}
+
+/// Widens a weight to fp32, `[n, k]`, with gates and ups in the order of tiles.
+fn widen<T: Element>(
+    w: Rows<'_, T>,
+    layout: WeightLayout,
+    gates: Option<GateLayout>,
+    k: usize,
+    to: &mut [f32],
+) {
+    let n = to.len() / k;
+    match layout {
+        WeightLayout::Nk => {
+            for (row, to) in to.chunks_exact_mut(k).enumerate() {
+                let from =
+                    gates.map_or(row, |gates| gates.row_in_tiles(row as u32, n as u32) as usize);
+                T::widen(w.row(from, k), to);
+            }
+        }
+        WeightLayout::Kn => {
+            for row in 0..k {
+                for (to, from) in to[row..].iter_mut().step_by(k).zip(w.row(row, n)) {
+                    *to = from.to_f32();
+                }
+            }
+        }
     }
 }
 

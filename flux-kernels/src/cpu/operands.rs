@@ -29,14 +29,24 @@ pub struct RowsMut<'a, T> {
 }
 
 /// A buffer of zeros; untouched ones take no memory.
-pub(super) fn zeroed<V: Zeroable>(
-    what: &'static str,
-    length: usize,
-) -> Result<Vec<V>, ExecuteError> {
+fn zeroed<V: Zeroable>(what: &'static str, length: usize) -> Result<Vec<V>, ExecuteError> {
     bytemuck::allocation::try_zeroed_vec(length).map_err(|()| ExecuteError::OutOfMemory {
         what,
         bytes: length.saturating_mul(size_of::<V>()),
     })
+}
+
+/// Makes `buffer` at least `length` long. The old one goes first, so that both are never held.
+pub(super) fn grow<V: Zeroable>(
+    what: &'static str,
+    buffer: &mut Vec<V>,
+    length: usize,
+) -> Result<(), ExecuteError> {
+    if buffer.len() < length {
+        *buffer = Vec::new();
+        *buffer = zeroed(what, length)?;
+    }
+    Ok(())
 }
 
 /// Whether an operand of `have` elements holds its shape at its stride.

@@ -3,8 +3,8 @@
 //! Invariant: an item's product is one call of one routine on the same numbers, so it does not
 //! depend on the worker that computes it.
 
-use super::buffers::grow;
 use super::error::ExecuteError;
+use super::operands::grow;
 use crate::element::Element;
 use flux_core::program::RowSource;
 use std::ops::Range;

@@ -4,8 +4,7 @@
 //! the bits do not depend on arrival.
 
 use super::buffers::{Scratch, stride};
-use super::call::{Call, MoreOutput};
-use super::epilogue::Epilogue;
+use super::call::Call;
 use crate::element::Element;
 use crate::weights::GateLayout;
 use flux_core::layout;
@@ -146,8 +145,7 @@ impl<T: Element> Call<'_, T> {
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);
         let (weight, col) = self.program.weight_column(item.col);
-        let bias = self.more_of(weight).map_or(self.epilogue.bias, |more| more.bias);
-        Epilogue { bias, ..self.epilogue }.apply((row as usize, col as usize), to, from);
+        self.epilogue.apply(self.outputs[weight].bias, row as usize, col as usize, to, from);
         T::narrow(&from[..to.len()], to);
         if to_all {
             for peer in self.program.signalled_ranks(item) {
@@ -171,18 +169,13 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// A further weight.
-    fn more_of(&self, weight: usize) -> Option<&MoreOutput<'_, T>> {
-        weight.checked_sub(1).and_then(|further| self.more[further].as_ref())
-    }
-
     /// The item's columns of a row of its weight's `y`.
     #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
     fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
         let (weight, col) = self.program.weight_column(item.col);
         let [col, cols] =
             [col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
-        let y = self.more_of(weight).map_or(&self.y, |more| &more.y);
+        let y = &self.outputs[weight].y;
         let offset = row as usize * y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`verify_rank`). No other item stores these elements, and

@@ -3,6 +3,7 @@
 use super::trace::TraceBuffer;
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
+use flux_core::problem::WeightList;
 
 /// A row-major matrix on the device.
 #[derive(Clone, Copy, Debug)]
@@ -44,14 +45,15 @@ impl Pace {
     pub const SENT_BYTES: u32 = crate::abi::SENT_BYTES;
 }
 
-/// A further weight of an AllGather-GEMM, with its result.
+/// A weight of a call, with its result.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightArgs {
     /// The caller's `w`.
     pub w: Matrix,
     /// The caller's `y`.
     pub y: Matrix,
-    /// Address of its bias, as [`LaunchArgs::bias`]; 0 for none, as of every other weight.
+    /// Address of its bias, one element for each row of `w` as `[n, k]`, a multiple of 4; 0 for
+    /// none, as of every other weight.
     pub bias: u64,
 }
 
@@ -60,15 +62,8 @@ pub struct WeightArgs {
 pub struct LaunchArgs<'a> {
     /// The caller's `x`.
     pub x: Matrix,
-    /// The caller's `w`.
-    pub w: Matrix,
-    /// The caller's `y`.
-    pub y: Matrix,
-    /// The further weights of a problem with several, in their order.
-    pub more: &'a [WeightArgs],
-    /// Address of the caller's bias, one element for each row of `w` as `[n, k]`, a multiple of 4;
-    /// 0 for none.
-    pub bias: u64,
+    /// The weights of the problem.
+    pub weights: WeightList<WeightArgs>,
     /// How gates and ups lie in `w` and the bias; given exactly for a kernel
     /// [with gates](crate::Variant::with_gates). `y` then has half as many columns.
     pub gates: Option<GateLayout>,

@@ -88,8 +88,8 @@ fn encode_maps(
     } else {
         a_caller
     };
-    let of_weight = |number, w, y| encode_weight((variant, p, args), &rows, (number, w, y));
-    let [b, y, short_y] = of_weight(0, args.w, args.y)?;
+    let of_weight = |number| encode_weight(variant, p, args, &rows, number);
+    let [b, y, short_y] = of_weight(0)?;
     // Of a sum it is x that has all rows.
     let short_shards = if problem.op().reduces() {
         rows.short_shards(p, args, numerics.operand, args.x, x)?.unwrap_or(a_caller)
@@ -97,8 +97,9 @@ fn encode_maps(
         short_y
     };
     let mut of_op = [y; MAX_WORLD];
-    for ((maps, number), more) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
-        maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
+    let further = 1..args.weights.len();
+    for (maps, number) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(further) {
+        maps.copy_from_slice(&of_weight(number)?);
     }
     if program.copy_count() > 0 && !p.rows.is_flattened() {
         let row_bytes = u64::from(problem.n()) * numerics.output.bytes() as u64;
@@ -206,10 +207,13 @@ fn result(
 
 /// The maps of a weight: w, its y, and the short shards of that.
 fn encode_weight(
-    (variant, p, args): (Variant, &TileProgram, &LaunchArgs<'_>),
+    variant: Variant,
+    p: &TileProgram,
+    args: &LaunchArgs<'_>,
     rows: &Extents,
-    (number, w, y): (usize, Matrix, Matrix),
+    number: usize,
 ) -> Result<[CUtensorMap; MAPS_OF_WEIGHT], LaunchError> {
+    let WeightArgs { w, y, .. } = args.weights[number];
     let (problem, tile) = (&p.problem, p.tile);
     let (w_rows, cols) = variant
         .weights()
@@ -353,10 +357,8 @@ pub(super) fn encode_params(
 /// The weights, each by the addresses of the items' column 0.
 fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     let mut all = [Weight { start: u32::MAX, ..Weight::zeroed() }; MAX_WEIGHTS];
-    let first = WeightArgs { w: args.w, y: args.y, bias: args.bias };
-    let given = std::iter::once(&first).chain(args.more);
     for ((to, start), &WeightArgs { w, y, bias }) in
-        all.iter_mut().zip(p.weight_starts()).zip(given)
+        all.iter_mut().zip(p.weight_starts()).zip(args.weights.iter())
     {
         let (columns, bytes) = (u64::from(start), p.problem.numerics().output.bytes() as u64);
         *to = Weight {

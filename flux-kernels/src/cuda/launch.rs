@@ -1,6 +1,6 @@
 //! Enqueues a call.
 
-use super::args::LaunchArgs;
+use super::args::{LaunchArgs, WeightArgs};
 use super::encode::encode_params;
 use super::error::LaunchError;
 use super::kernel::Kernel;
@@ -34,8 +34,9 @@ pub unsafe fn launch(
     let p = program.program();
     let variant = kernel.variant();
     let ctas = args.workers;
-    let has_weights = args.more.len() + 1 == p.problem.weight_count();
-    let has_biases = args.more.iter().all(|more| (more.bias == 0) == (args.bias == 0));
+    let has_weights = args.weights.len() == p.problem.weight_count();
+    let has_bias = |weight: &WeightArgs| weight.bias != 0;
+    let has_biases = args.weights.iter().all(has_bias) || !args.weights.iter().any(has_bias);
     let has_activation = Activation::of(p.problem.op()).contains(&args.activation);
     let operands_fit =
         variant.is_gated() == args.gates.is_some() && has_weights && has_biases && has_activation;

@@ -3,7 +3,6 @@
 use super::args::Matrix;
 use super::error::LaunchError;
 use crate::abi::RmsNormParams;
-use crate::element::Element;
 use flux_core::DType;
 use flux_cuda::{Function, Launch, Module};
 
@@ -74,7 +73,8 @@ impl RmsNorm {
         Ok(Self { module, bf16, fp16 })
     }
 
-    /// Enqueues `out = y / sqrt(mean(y^2) + eps) * gain` for each row; nothing where there is none.
+    /// Enqueues `out = y / sqrt(mean(y^2) + eps) * gain` for each row of elements of
+    /// this type; nothing where there is none.
     /// Does not wait for the device and allocates nothing.
     ///
     /// # Safety
@@ -83,15 +83,15 @@ impl RmsNorm {
     ///
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.
-    pub unsafe fn launch<T: Element>(&self, args: &RmsNormArgs) -> Result<(), LaunchError> {
+    pub unsafe fn launch(&self, dtype: DType, args: &RmsNormArgs) -> Result<(), LaunchError> {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = match T::DTYPE {
+        let function = match dtype {
             DType::Bf16 => self.bf16,
             DType::F16 => self.fp16,
         };
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(function, args.launch(T::DTYPE), &args.params()) }?)
+        Ok(unsafe { self.module.launch(function, args.launch(dtype), &args.params()) }?)
     }
 }

@@ -8,11 +8,13 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
-use flux_core::problem::Shape;
+use flux_core::problem::{Shape, WeightList};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
+use flux_kernels::cuda::{
+    DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, WeightArgs, launch,
+};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::{Activation, GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
 use lateness::AMPLE;
@@ -312,17 +314,18 @@ impl World {
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
             x: matrix(&rank.x, p.x_shape(r)),
-            w: Matrix {
-                address: rank.w.0,
-                row_bytes: u64::from(
-                    self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1,
-                ) * 2,
-            },
-            more: &[],
-            y: matrix(&rank.y, self.y_shape(r)),
+            weights: WeightList::one(WeightArgs {
+                w: Matrix {
+                    address: rank.w.0,
+                    row_bytes: u64::from(
+                        self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1,
+                    ) * 2,
+                },
+                y: matrix(&rank.y, self.y_shape(r)),
+                bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
+            }),
             gates: self.gates,
             activation: self.activation,
-            bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {
                 matrix: matrix(
                     if self.residual_in_y { &rank.y } else { &rank.residual },

@@ -10,11 +10,12 @@
 pub mod oracle;
 
 use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
+use flux_core::problem::WeightList;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::cpu::{
-    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
+    Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
 };
 use flux_kernels::{Element, GateLayout, WeightLayout};
 use std::num::NonZeroUsize;
@@ -165,25 +166,31 @@ impl Memory {
 }
 
 /// One rank of a running world.
-pub struct Member<'a, T> {
+pub struct Member<'a> {
     pub rank: u32,
     pub memory: &'a Memory,
-    pub executor: Executor<T>,
+    pub executor: Executor,
     pub buffers: Buffers,
     pub deadline: Duration,
 }
 
-impl<T: Element> Member<'_, T> {
+impl Member<'_> {
     /// One call on dense operands; `y` is NaN before.
-    pub fn call(&mut self, x: &[T], w: &[T], pause: Duration) -> Result<Vec<T>, ExecuteError> {
-        self.call_with(x, w, Epilogue::default(), pause)
-    }
-
-    /// One call on dense operands with an epilogue.
-    pub fn call_with(
+    pub fn call<T: Element>(
         &mut self,
         x: &[T],
         w: &[T],
+        pause: Duration,
+    ) -> Result<Vec<T>, ExecuteError> {
+        self.call_with(x, w, None, Epilogue::default(), pause)
+    }
+
+    /// One call on dense operands with an epilogue.
+    pub fn call_with<T: Element>(
+        &mut self,
+        x: &[T],
+        w: &[T],
+        bias: Option<&[T]>,
         epilogue: Epilogue<'_, T>,
         pause: Duration,
     ) -> Result<Vec<T>, ExecuteError> {
@@ -205,12 +212,14 @@ impl<T: Element> Member<'_, T> {
             self.executor.run(
                 &mut self.buffers,
                 CpuArgs {
-                    more: Default::default(),
                     gathered: None,
                     x: Rows { elements: x, stride: xs.cols as usize },
-                    w: Rows { elements: w, stride: ws.cols as usize },
-                    weights: WeightLayout::Nk,
-                    y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                    weights: WeightList::one(CpuWeight {
+                        w: Rows { elements: w, stride: ws.cols as usize },
+                        y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                        bias,
+                    }),
+                    layout: WeightLayout::Nk,
                     epilogue,
                     memory: memory.view(self.rank, self.deadline),
                     await_pushed: pushes,
@@ -223,12 +232,12 @@ impl<T: Element> Member<'_, T> {
 }
 
 /// Runs `member` on every rank of `problem`'s world, each on its thread; the results by rank.
-pub fn run<T: Element, R: Send>(
+pub fn run<R: Send>(
     problem: &Problem,
     schedule: &Schedule,
     workers: usize,
     first: Epoch,
-    member: impl Fn(Member<'_, T>) -> R + Sync,
+    member: impl Fn(Member<'_>) -> R + Sync,
 ) -> Vec<R> {
     let programs: Vec<TileProgram> = problem
         .world()

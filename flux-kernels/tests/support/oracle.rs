@@ -65,12 +65,15 @@ impl<T: Element> Global<T> {
         Self { bias: Some(bias), activation, ..self }
     }
 
-    /// The epilogue of `rank`.
-    pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
+    /// The epilogue of every rank.
+    pub fn epilogue(&self) -> Epilogue<'_, T> {
+        Epilogue { activation: self.activation, gates: self.gates, ..Epilogue::default() }
+    }
+
+    /// The bias of `rank`.
+    pub fn bias(&self, rank: u32) -> Option<&[T]> {
         let columns = self.problem.columns(Rank::new(rank));
-        let bias =
-            self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
-        Epilogue { bias, activation: self.activation, gates: self.gates, ..Epilogue::default() }
+        self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize])
     }
 
     fn part(

@@ -179,6 +179,7 @@ impl From<CallError> for Error {
             | CallError::Problem(_)
             | CallError::NotPrepared { .. }
             | CallError::Weights { .. }
+            | CallError::StrayBias
             | CallError::NotGiven { .. }
             | CallError::Unwanted { .. }
             | CallError::NotGathered { .. }

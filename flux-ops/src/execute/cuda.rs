@@ -8,10 +8,10 @@ use super::kernels;
 use super::plan::{Execution, Traffic};
 use super::ranges::NoRoom;
 use super::sequential::Sequential;
-use super::{Planned, Recipe, Resolved, label, no_room};
-use crate::epilogue::{EpilogueSpec, Epsilon};
+use super::{Recipe, Resolved, call_number, label, no_room};
 use crate::error::{BuildError, CallError};
-use crate::operands::Operands;
+use crate::operands::{Operands, Weight};
+use crate::spec::{Epsilon, OpSpec};
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_cuda::{CudaDevice, is_capturing};
@@ -19,7 +19,7 @@ use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
     Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch,
 };
-use flux_kernels::{Activation, Element, GateLayout, KernelTarget, Variant, WeightLayout};
+use flux_kernels::{Activation, GateLayout, KernelTarget, Variant};
 use flux_transport::{
     Call, CollectiveKind, Communicator, Job, StagedTransfer, Started, Stream, TransportError,
     WorkspaceView,
@@ -77,11 +77,12 @@ impl CudaExecutor {
         comm: &Communicator,
         ordinal: u32,
         largest: &[(Recipe, Resolved)],
-        (epilogue, weights): (EpilogueSpec, WeightLayout),
+        spec: &OpSpec,
     ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
+        let epilogue = spec.epilogue;
         let programs = DevicePrograms::of(comm);
         let mut wanted: Vec<(Variant, Variant)> = Vec::new();
         for (recipe, Resolved { program, .. }) in largest {
@@ -91,7 +92,8 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if wanted.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program.with_gates(epilogue.gates.is_some()).with_weights(weights);
+                let variant =
+                    of_program.with_gates(epilogue.gates.is_some()).with_weights(spec.weights);
                 wanted.push((of_program, variant));
             }
         }
@@ -132,23 +134,24 @@ impl CudaExecutor {
         })
     }
 
-    pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
+    pub(super) fn prepare(&self, comm: &Communicator, recipe: &Recipe) -> Result<(), CallError> {
         let _current = self.device.enter().map_err(TransportError::from)?;
         let prepared = comm.in_turn(|| {
-            if self.programs.take(&planned.recipe, true).is_some() {
+            if self.programs.take(recipe, true).is_some() {
                 return Ok(());
             }
-            let resolved = planned.recipe.resolve(comm)?;
-            self.programs.place(comm, &planned.recipe, resolved, (CopyOn::Aside, true)).map(drop)
+            let resolved = recipe.resolve(comm)?;
+            self.programs.place(comm, recipe, resolved, CopyOn::Aside, true).map(drop)
         })?;
-        prepared.map_err(|error| planned.refused(error))
+        prepared.map_err(|error| recipe.refused(error))
     }
 
-    pub(super) fn run<T: Element>(
+    pub(super) fn run(
         &self,
         comm: &Communicator,
-        planned: &Planned,
-        operands: &Operands,
+        recipe: &Recipe,
+        op: u32,
+        operands: &Operands<View>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
         let wrong_stream =
@@ -158,7 +161,6 @@ impl CudaExecutor {
         for (operand, view) in operands.named() {
             self.check_claim(operand, view)?;
         }
-        let recipe = &planned.recipe;
         if !recipe.launch.captures && is_capturing(raw_stream).map_err(TransportError::from)? {
             return Err(CallError::Captured);
         }
@@ -169,7 +171,7 @@ impl CudaExecutor {
         } else if is_capturing(raw_stream).map_err(TransportError::from)? {
             return Err(not_prepared());
         } else {
-            Some(recipe.resolve(comm).map_err(|error| planned.refused(error))?)
+            Some(recipe.resolve(comm).map_err(|error| recipe.refused(error))?)
         };
         let mut call = comm.begin_as(stream, Some(label(&recipe.problem)))?;
         let placed = match self.programs.take(recipe, call.capturing()) {
@@ -179,34 +181,25 @@ impl CudaExecutor {
             None => {
                 let resolved = resolved.map_or_else(|| recipe.resolve(comm), Ok);
                 let placed = resolved.and_then(|made| {
-                    self.programs.place(comm, recipe, made, (CopyOn::Call(raw_stream), false))
+                    self.programs.place(comm, recipe, made, CopyOn::Call(raw_stream), false)
                 });
-                placed.map_err(|error| planned.refused(error))?
+                placed.map_err(|error| recipe.refused(error))?
             }
         };
         let kernel = match self.kernel_of(placed.variant) {
             Ok(kernel) => kernel,
             // The program's copy is on the stream already, so the call ends as one that began.
-            Err(error) => return super::end(comm, call, Err(planned.refused(error))),
+            Err(error) => return super::end(comm, call, Err(recipe.refused(error))),
         };
-        let number = planned.call_number(&call);
-        let none = WeightArgs { w: matrix::<T>(&operands.w), y: matrix::<T>(&operands.y), bias: 0 };
-        let more = operands.more.map(|more| {
-            more.map_or(none, |more| WeightArgs {
-                w: matrix::<T>(&more.w),
-                y: matrix::<T>(&more.y),
-                bias: more.bias.map_or(0, |bias| bias.address),
-            })
-        });
-        let more = &more[..recipe.problem.weight_count() - 1];
-        let on = Launching { placed: &placed, kernel, number, operands, more, stream: raw_stream };
-        let enqueued = self.enqueue::<T>(&mut call, on);
+        let number = call_number(op, recipe, &call);
+        let on = Launch { placed: &placed, kernel, number, operands, stream: raw_stream };
+        let enqueued = self.enqueue(&mut call, on);
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
-        let enqueued = enqueued.and_then(|()| unsafe { self.normalise::<T>(operands, raw_stream) });
+        let enqueued = enqueued.and_then(|()| unsafe { self.normalise(operands, raw_stream) });
         // SAFETY: the operands are held, and the kernel is ahead on the stream. Peers write this half
         // of the gather buffer again after this rank's next call, which comes behind the copy.
-        let enqueued = enqueued.and_then(|()| unsafe { self.hand_out::<T>(call.memory(), on) });
+        let enqueued = enqueued.and_then(|()| unsafe { self.hand_out(call.memory(), on) });
         super::end(comm, call, enqueued)
     }
 
@@ -214,30 +207,22 @@ impl CudaExecutor {
     ///
     /// # Safety
     /// As [`RmsNorm::launch`].
-    unsafe fn normalise<T: Element>(
-        &self,
-        operands: &Operands,
-        stream: usize,
-    ) -> Result<(), CallError> {
+    unsafe fn normalise(&self, operands: &Operands<View>, stream: usize) -> Result<(), CallError> {
         let (Some((kernel, eps)), Some(norm)) = (&self.norm, &operands.norm) else { return Ok(()) };
-        let (rows, cols) = (operands.y.layout.rows as u32, operands.y.layout.cols as u32);
-        let (y, out) = (matrix::<T>(&operands.y), matrix::<T>(&norm.y_norm));
-        let args =
-            RmsNormArgs { y, gain: norm.gain.address, out, rows, cols, eps: eps.get(), stream };
+        let y = &operands.weights[0].y;
+        let (rows, cols) = (y.layout.rows as u32, y.layout.cols as u32);
+        let (gain, out) = (norm.gain.address, matrix(&norm.y_norm));
+        let args = RmsNormArgs { y: matrix(y), gain, out, rows, cols, eps: eps.get(), stream };
         // SAFETY: the caller's promise.
-        unsafe { kernel.launch::<T>(&args) }.map_err(CallError::Launch)
+        unsafe { kernel.launch(y.dtype, &args) }.map_err(CallError::Launch)
     }
 
     /// Puts the copy of the gathered rows on the stream, where the caller wants them.
     ///
     /// # Safety
     /// As [`GatheredRows::launch`].
-    unsafe fn hand_out<T: Element>(
-        &self,
-        memory: &WorkspaceView,
-        on: Launching<'_>,
-    ) -> Result<(), CallError> {
-        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.x_full) else {
+    unsafe fn hand_out(&self, memory: &WorkspaceView, on: Launch<'_>) -> Result<(), CallError> {
+        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.gathered) else {
             return Ok(());
         };
         let (plan, rank) = (&on.placed.execution, self.comm.rank());
@@ -248,12 +233,12 @@ impl CudaExecutor {
         let args = GatheredRowsArgs {
             problem: &plan.problem,
             rank,
-            x: matrix::<T>(&on.operands.x),
+            x: matrix(&on.operands.x),
             buffer: memory.data[rank.index()] + offset,
             half_stride: memory.size.half_stride(),
             flattened,
             control: memory.control,
-            out: matrix::<T>(out),
+            out: matrix(out),
             stream: on.stream,
         };
         // SAFETY: the caller's promise.
@@ -261,17 +246,17 @@ impl CudaExecutor {
     }
 
     /// Puts the kernel of a call that has begun on its stream, and the call's traffic around it.
-    fn enqueue<T: Element>(&self, call: &mut Call<'_>, on: Launching<'_>) -> Result<(), CallError> {
+    fn enqueue(&self, call: &mut Call<'_>, on: Launch<'_>) -> Result<(), CallError> {
         let traffic = &on.placed.execution.traffic;
-        let job = on.job::<T>();
+        let job = on.job();
         // SAFETY: the views borrow the rows, which are memory of this device. That they stay
         // untouched until the stream is past the call is the promise of the views' maker, or
         // cudarc's order with the views' end. The program was agreed on when the op was built.
         let started = unsafe { call.start(&job) }?;
-        let args = self.args::<T>(&started, on);
+        let args = self.args(&started, on);
         match traffic {
             Traffic::Collective(sequential) => {
-                self.launch_sequential(call, sequential, &started.view, on, args)
+                self.launch_sequential(call, sequential, &started.view, on, &args)
             }
             Traffic::Staged(route) => {
                 let data = route.data(&started.view.data);
@@ -295,8 +280,8 @@ impl CudaExecutor {
         call: &Call<'_>,
         sequential: &Sequential,
         memory: &WorkspaceView,
-        on: Launching<'_>,
-        own: LaunchArgs<'_>,
+        on: Launch<'_>,
+        own: &LaunchArgs<'_>,
     ) -> Result<(), CallError> {
         let (rank, problem) = (self.comm.rank(), &on.placed.execution.problem);
         let no_number = TransportError::MoverUnusable {
@@ -305,10 +290,14 @@ impl CudaExecutor {
         let all_rows = sequential.all_rows(memory, rank, call.epoch().ok_or(no_number)?);
         let gathers = sequential.kind == CollectiveKind::AllGather;
         let (data, pads) = ([memory.data[rank.index()]], [memory.pads[rank.index()]]);
+        let adds_bias = sequential.adds_bias(rank);
         let args = LaunchArgs {
             x: if gathers { all_rows } else { own.x },
-            y: if gathers { own.y } else { all_rows },
-            bias: if sequential.adds_bias(rank) { own.bias } else { 0 },
+            weights: own.weights.map(|weight| WeightArgs {
+                y: if gathers { weight.y } else { all_rows },
+                bias: if adds_bias { weight.bias } else { 0 },
+                ..weight
+            }),
             residual: own
                 .residual
                 .and_then(|residual| sequential.residual(residual, rank, problem)),
@@ -316,7 +305,7 @@ impl CudaExecutor {
             pads: &pads,
             sequential: true,
             push: false,
-            ..own
+            ..*own
         };
         // SAFETY: see `args`; the memory is that of this rank, and holds the rows of all ranks.
         unsafe { self.launch(on, &args) }
@@ -327,19 +316,20 @@ impl CudaExecutor {
     /// A launch with these is sound. The operands fit the problem and are held until the stream is
     /// past the call. The communicator's workspace covers the program, and stays until the device
     /// is drained. All ranks have agreed on the op.
-    fn args<'a, T: Element>(&'a self, started: &'a Started, on: Launching<'a>) -> LaunchArgs<'a> {
-        let Launching { placed, operands, more, stream, .. } = on;
+    fn args<'a>(&'a self, started: &'a Started, on: Launch<'a>) -> LaunchArgs<'a> {
+        let Launch { placed, operands, stream, .. } = on;
         let (plan, memory) = (&placed.execution, &started.view);
         LaunchArgs {
-            x: matrix::<T>(&operands.x),
-            w: matrix::<T>(&operands.w),
-            y: matrix::<T>(&operands.y),
-            more,
+            x: matrix(&operands.x),
+            weights: operands.weights.map(|Weight { w, bias, y }| WeightArgs {
+                w: matrix(&w),
+                y: matrix(&y),
+                bias: bias.map_or(0, |bias| bias.address),
+            }),
             gates: self.gates,
             activation: self.activation,
-            bias: operands.bias.map_or(0, |bias| bias.address),
             residual: operands.residual.map(|view| Residual {
-                matrix: matrix::<T>(&view),
+                matrix: matrix(&view),
                 first: 0,
                 rows: view.layout.rows as u32,
             }),
@@ -366,7 +356,7 @@ impl CudaExecutor {
     ///
     /// # Safety
     /// As [`launch`].
-    unsafe fn launch(&self, on: Launching<'_>, args: &LaunchArgs<'_>) -> Result<(), CallError> {
+    unsafe fn launch(&self, on: Launch<'_>, args: &LaunchArgs<'_>) -> Result<(), CallError> {
         if let Some(trace) = &*self.trace {
             let mut last = trace.last.lock().unwrap_or_else(PoisonError::into_inner);
             if !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, on.placed)) {
@@ -440,44 +430,39 @@ impl CudaExecutor {
 
 /// What a call brings to its launch.
 #[derive(Clone, Copy)]
-struct Launching<'a> {
+struct Launch<'a> {
     placed: &'a Arc<PlacedProgram>,
     kernel: &'a Kernel,
     /// What ranks compare.
     number: u32,
-    operands: &'a Operands,
-    /// The further weights.
-    more: &'a [WeightArgs],
+    operands: &'a Operands<View>,
     stream: usize,
 }
 
-impl<'a> Launching<'a> {
+impl<'a> Launch<'a> {
     /// The call's traffic.
-    fn job<T: Element>(&self) -> Job<'a> {
+    fn job(&self) -> Job<'a> {
         let (plan, operands, op) = (&self.placed.execution, self.operands, self.number);
         let (x, program) = (&operands.x, self.placed.program.program());
         match &plan.traffic {
             Traffic::PeerMemory if plan.kernel_pushes => Job::Nothing,
-            Traffic::PeerMemory => Job::Rows(super::push_of::<T>(x, program)),
+            Traffic::PeerMemory => Job::Rows(super::push_of(x, program)),
             Traffic::ScatteredToHost => Job::Scattered { op },
-            Traffic::Staged(route) => Job::Staged(StagedTransfer {
-                x: x.address,
-                row_stride: x.row_bytes::<T>(),
-                route,
-                op,
-            }),
+            Traffic::Staged(route) => {
+                Job::Staged(StagedTransfer { x: x.address, row_stride: x.row_bytes(), route, op })
+            }
             Traffic::Messages { rounds, peers } => {
-                Job::Messages(super::rounds_of::<T>(x, (program, op), rounds, *peers))
+                Job::Messages(super::rounds_of(x, program, op, rounds, *peers))
             }
             Traffic::Collective(sequential) => {
                 let gathers = sequential.kind == CollectiveKind::AllGather;
-                let shard = matrix::<T>(if gathers { x } else { &operands.y });
+                let shard = matrix(if gathers { x } else { &operands.weights[0].y });
                 Job::Collective(sequential.collective(shard, op))
             }
         }
     }
 }
 
-fn matrix<T: Element>(view: &View) -> Matrix {
-    Matrix { address: view.address, row_bytes: view.row_bytes::<T>() }
+fn matrix(view: &View) -> Matrix {
+    Matrix { address: view.address, row_bytes: view.row_bytes() }
 }

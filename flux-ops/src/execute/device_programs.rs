@@ -144,7 +144,8 @@ impl DevicePrograms {
         comm: &Communicator,
         recipe: &Recipe,
         resolved: Resolved,
-        (on, pin): (CopyOn, bool),
+        on: CopyOn,
+        pin: bool,
     ) -> Result<Arc<PlacedProgram>, BuildError> {
         let mut state = self.lock();
         let state = state
@@ -196,7 +197,8 @@ impl DevicePrograms {
         let program = Arc::new(PlacedProgram { items, execution, variant, program });
         state.programs.insert(
             *recipe,
-            (start, bytes as u64),
+            start,
+            bytes as u64,
             Uploaded { program: Arc::clone(&program), copied },
             pin,
         );

@@ -3,15 +3,15 @@
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
 use super::host_programs::{HostBuffers, HostPrograms};
-use super::{Planned, Recipe, Resolved, label};
-use crate::epilogue::EpilogueSpec;
+use super::{Recipe, Resolved, call_number, label};
 use crate::error::{BuildError, CallError};
-use crate::operands::Operands;
+use crate::operands::{Operands, Weight};
+use crate::spec::{EpilogueSpec, OpSpec};
 use crate::tensor::{Location, View};
 use flux_kernels::cpu::{
     CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm,
 };
-use flux_kernels::{Element, WeightLayout};
+use flux_kernels::{Element, WeightLayout, with_element};
 use flux_transport::{Communicator, HeldBytes, Job, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use std::time::Duration;
 
 /// What the communicator's ops share.
 #[derive(Debug)]
-pub(crate) struct HostExecutor<T> {
-    programs: Arc<HostPrograms<T>>,
+pub(crate) struct HostExecutor {
+    programs: Arc<HostPrograms>,
     buffers: Arc<HostBuffers>,
     epilogue: EpilogueSpec,
     weights: WeightLayout,
 }
 
-impl<T: Element> HostExecutor<T> {
+impl HostExecutor {
     pub(super) fn new(
         comm: &Communicator,
         largest: &[(Recipe, Resolved)],
-        (epilogue, weights): (EpilogueSpec, WeightLayout),
+        spec: &OpSpec,
     ) -> Result<Self, BuildError> {
         if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
             return Err(BuildError::Trace { place: Location::Host });
@@ -46,30 +46,38 @@ impl<T: Element> HostExecutor<T> {
             HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() },
         );
         drop(shared);
-        Ok(Self { programs, buffers, epilogue, weights })
+        Ok(Self { programs, buffers, epilogue: spec.epilogue, weights: spec.weights })
     }
 
-    pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
-        self.programs
-            .get(comm, &planned.recipe, true)
-            .map(drop)
-            .map_err(|error| planned.refused(error))
+    pub(super) fn prepare(&self, comm: &Communicator, recipe: &Recipe) -> Result<(), CallError> {
+        self.programs.get(comm, recipe, true).map(drop).map_err(|error| recipe.refused(error))
     }
 
     pub(super) fn run(
         &self,
         comm: &Communicator,
-        planned: &Planned,
-        operands: &Operands,
+        recipe: &Recipe,
+        op: u32,
+        operands: &Operands<View>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        let program = self
-            .programs
-            .get(comm, &planned.recipe, false)
-            .map_err(|error| planned.refused(error))?;
-        let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
-        let op_hash = planned.call_number(&call);
-        let job = Job::Rows(super::push_of::<T>(&operands.x, program.program()));
+        let dtype = recipe.problem.numerics().operand;
+        with_element!(dtype, T, self.run_as::<T>(comm, recipe, op, operands, stream))
+    }
+
+    fn run_as<T: Element>(
+        &self,
+        comm: &Communicator,
+        recipe: &Recipe,
+        op: u32,
+        operands: &Operands<View>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
+        let program =
+            self.programs.get(comm, recipe, false).map_err(|error| recipe.refused(error))?;
+        let mut call = comm.begin_as(stream, Some(label(&recipe.problem)))?;
+        let op_hash = call_number(op, recipe, &call);
+        let job = Job::Rows(super::push_of(&operands.x, program.program()));
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
         let started = match unsafe { call.start(&job) } {
             Ok(started) => started,
@@ -90,46 +98,37 @@ impl<T: Element> HostExecutor<T> {
                 deadline,
             )
         };
-        // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
-        // checked for, and that `y` overlaps no other operand.
-        let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
-        // SAFETY: as `y`.
-        let gathered = operands.x_full.as_ref().map(|view| unsafe { rows_mut(view) });
-        // SAFETY: as `x` and `w`.
-        let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
+        // SAFETY: the view borrows `x` for longer than the call, and it is host memory, as was
+        // checked.
+        let x = unsafe { rows::<T>(&operands.x) };
+        // SAFETY: the view borrows this host memory alone for longer than the call, and it overlaps
+        // no other operand, as was checked.
+        let gathered = operands.gathered.as_ref().map(|view| unsafe { rows_mut(view) });
+        let weights = operands.weights.map(|Weight { w, bias, y }| {
+            // SAFETY: the views borrow host memory for longer than the call, `y` alone, which
+            // overlaps no other operand but a residual that is not read through a view of its own.
+            unsafe {
+                CpuWeight {
+                    w: rows(&w),
+                    y: rows_mut(&y),
+                    bias: bias.map(|view| rows(&view).elements),
+                }
+            }
+        });
         let residual = operands.residual.as_ref().map(|residual| {
             if operands.residual_is_y() {
                 return Residual::InY;
             }
-            // SAFETY: as `x` and `w`; `y` does not overlap it.
+            // SAFETY: the view borrows host memory for longer than the call, and no output overlaps
+            // it, as was checked.
             Residual::Rows(unsafe { rows(residual) })
         });
-        let more = operands.more.each_ref().map(|more| {
-            // SAFETY: as `w`, the bias and `y`.
-            more.as_ref().map(|more| unsafe {
-                CpuWeight {
-                    w: rows(&more.w),
-                    y: rows_mut(&more.y),
-                    bias: more.bias.as_ref().map(|bias| rows(bias).elements),
-                }
-            })
-        });
         let EpilogueSpec { activation, gates, .. } = self.epilogue;
-        let epilogue = Epilogue { bias, residual, activation, gates };
+        let epilogue = Epilogue { residual, activation, gates };
+        let layout = self.weights;
         let done = program.run(
             &mut self.buffers.lock(),
-            CpuArgs {
-                x,
-                w,
-                weights: self.weights,
-                y,
-                more,
-                gathered,
-                epilogue,
-                memory,
-                await_pushed,
-                op_hash,
-            },
+            CpuArgs { x, weights, layout, gathered, epilogue, memory, await_pushed, op_hash },
         );
         let finished = call.finish();
         if let Err(error) = done {
@@ -141,17 +140,18 @@ impl<T: Element> HostExecutor<T> {
             return Err(failed);
         }
         finished.map_err(|error| failure_of(comm, error.into()))?;
-        self.normalise(operands);
+        self.normalise::<T>(operands);
         Ok(())
     }
 
     /// Writes the normalised rows of `y`, where the op has a norm.
-    fn normalise(&self, operands: &Operands) {
+    fn normalise<T: Element>(&self, operands: &Operands<View>) {
         let (Some(eps), Some(norm)) = (self.epilogue.rms_norm, &operands.norm) else { return };
+        let y = &operands.weights[0].y;
         // SAFETY: as in `run`: `y` is written, and `y_norm` overlaps no other operand.
-        let (y, gain, y_norm) =
-            unsafe { (rows::<T>(&operands.y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
-        rms_norm(y, gain.elements, eps.get(), operands.y.layout.rows, y_norm);
+        let (of_y, gain, y_norm) =
+            unsafe { (rows::<T>(y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
+        rms_norm(of_y, gain.elements, eps.get(), y.layout.rows, y_norm);
     }
 }
 

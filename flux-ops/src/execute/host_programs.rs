@@ -6,18 +6,16 @@ use super::ranges::Ranges;
 use super::recipe::{Recipe, Resolved};
 use super::{NoRoom, PROGRAM_BYTES, ProgramLimit, no_room};
 use crate::error::BuildError;
-use flux_core::DType;
 use flux_core::program::TileProgram;
-use flux_kernels::Element;
 use flux_kernels::cpu::{Buffers, Executor};
 use flux_transport::{Communicator, HeldBytes};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The programs of a communicator's ops of one element type.
+/// The programs of a communicator's ops.
 #[derive(Debug)]
-pub(super) struct HostPrograms<T> {
-    programs: Mutex<Ranges<Recipe, Arc<Executor<T>>>>,
+pub(super) struct HostPrograms {
+    programs: Mutex<Ranges<Recipe, Arc<Executor>>>,
 }
 
 /// The buffers of a communicator's calls.
@@ -36,7 +34,7 @@ impl HostBuffers {
     }
 }
 
-impl<T: Element> HostPrograms<T> {
+impl HostPrograms {
     pub(super) fn of(comm: &Communicator) -> Arc<Self> {
         let ProgramLimit(limit) = *comm.attachment(|| ProgramLimit(PROGRAM_BYTES));
         comm.attachment(|| Self { programs: Mutex::new(Ranges::new(limit)) })
@@ -61,7 +59,7 @@ impl<T: Element> HostPrograms<T> {
         comm: &Communicator,
         recipe: &Recipe,
         pin: bool,
-    ) -> Result<Arc<Executor<T>>, BuildError> {
+    ) -> Result<Arc<Executor>, BuildError> {
         let known = |programs: &mut Ranges<_, Arc<_>>| programs.take(recipe, pin).map(Arc::clone);
         if let Some(program) =
             known(&mut self.programs.lock().unwrap_or_else(PoisonError::into_inner))
@@ -77,12 +75,8 @@ impl<T: Element> HostPrograms<T> {
             return Ok(program);
         }
         let start = programs.find(bytes, |_, _| {}).map_err(|found| no_room(recipe, found))?;
-        programs.insert(*recipe, (start, bytes), Arc::clone(&made), pin);
-        let name = match T::DTYPE {
-            DType::Bf16 => "programs of bf16",
-            DType::F16 => "programs of fp16",
-        };
-        comm.holds(name, HeldBytes { host: programs.bytes(), ..HeldBytes::default() });
+        programs.insert(*recipe, start, bytes, Arc::clone(&made), pin);
+        comm.holds("programs", HeldBytes { host: programs.bytes(), ..HeldBytes::default() });
         Ok(made)
     }
 }

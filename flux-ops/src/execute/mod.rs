@@ -16,16 +16,15 @@ mod recipe;
 mod sequential;
 
 use crate::agreement;
-use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
+use crate::spec::OpSpec;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::Problem;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, TileProgram};
-use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
@@ -50,57 +49,26 @@ fn no_room(recipe: &Recipe, NoRoom { bytes, limit, pinned }: NoRoom) -> BuildErr
     BuildError::ProgramMemory { problem: recipe.problem, bytes, limit, pinned }
 }
 
-/// Caller overrides for the launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct LaunchOptions {
-    /// Threads of the host executor, or CTAs of the kernel.
-    pub(crate) workers: Option<u32>,
-    /// Whether each call leaves its time line.
-    pub(crate) trace: bool,
-    /// Whether calls may be captured in graphs.
-    pub(crate) captures: bool,
-    /// SMs that are left to others.
-    pub(crate) sm_margin: u32,
-}
-
-/// What is known of a call before it begins.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Planned {
-    pub(crate) recipe: Recipe,
-    /// The op's number.
-    pub(crate) number: u32,
-}
-
-impl Planned {
-    /// What ranks compare of a call: the op, its `m`, and how many calls without rows went before.
-    fn call_number(&self, call: &Call<'_>) -> u32 {
-        agreement::call_number(self.number, self.recipe.problem.m(), call.empty_calls_before())
-    }
-
-    /// Why the call has no program.
-    fn refused(&self, source: BuildError) -> CallError {
-        CallError::Program { m: self.recipe.problem.m(), source: Box::new(source) }
-    }
+/// What ranks compare of a call: the op, its `m`, and how many calls without rows went before.
+fn call_number(op: u32, recipe: &Recipe, call: &Call<'_>) -> u32 {
+    agreement::call_number(op, recipe.problem.m(), call.empty_calls_before())
 }
 
 /// What one rank executes an op with.
 #[derive(Debug)]
-pub(crate) enum Executor<T> {
-    Host(HostExecutor<T>),
+pub(crate) enum Executor {
+    Host(HostExecutor),
     Cuda(CudaExecutor),
 }
 
 /// What a mover is given of a call's `x`: a row's elements are as many as the problem says,
 /// wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(
-    x: &View,
-    program: &'p TileProgram,
-) -> flux_transport::RowTransfers<'p> {
-    let element_bytes = size_of::<T>() as u64;
+pub(crate) fn push_of<'p>(x: &View, program: &'p TileProgram) -> flux_transport::RowTransfers<'p> {
+    let element_bytes = x.dtype.bytes() as u64;
     let problem = &program.problem;
     flux_transport::RowTransfers {
         x: x.address,
-        row_stride: x.row_bytes::<T>(),
+        row_stride: x.row_bytes(),
         row_bytes: u64::from(program.problem.k()) * element_bytes,
         element_bytes,
         rows: problem.shard_rows(program.rank).len() as u64,
@@ -112,14 +80,15 @@ pub(crate) fn push_of<'p, T: Element>(
 }
 
 /// What messages carry of a call.
-pub(crate) fn rounds_of<'p, T: Element>(
+pub(crate) fn rounds_of<'p>(
     x: &View,
-    (program, op): (&'p TileProgram, u32),
+    program: &'p TileProgram,
+    op: u32,
     rounds: &'p [Round],
     peers: u32,
 ) -> MessageRounds<'p> {
     let source = if program.problem.op().gathers() {
-        Source::Rows(push_of::<T>(x, program))
+        Source::Rows(push_of(x, program))
     } else {
         Source::Stored { of_all: program.rows.is_flattened() }
     };
@@ -161,13 +130,13 @@ pub(crate) fn location(comm: &Communicator) -> Location {
     comm.device().ordinal().map_or(Location::Host, Location::Cuda)
 }
 
-impl<T: Element> Executor<T> {
+impl Executor {
     /// Makes everything that calls take, but the workspace. `largest` are the buckets' programs for
     /// their last `m`, in every form that a smaller `m` may take.
     pub(crate) fn new(
         comm: &Communicator,
         largest: &[(Recipe, Resolved)],
-        spec: (EpilogueSpec, WeightLayout),
+        spec: &OpSpec,
     ) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::new(comm, largest, spec).map(Self::Host),
@@ -177,25 +146,27 @@ impl<T: Element> Executor<T> {
         }
     }
 
-    /// Makes one call; on CUDA it returns when the work is on the stream.
+    /// Makes one call of the op with this number; on CUDA it returns when the work is on the
+    /// stream.
     pub(crate) fn run(
         &self,
         comm: &Communicator,
-        planned: &Planned,
-        operands: &Operands,
+        recipe: &Recipe,
+        op: u32,
+        operands: &Operands<View>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, planned, operands, stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, planned, operands, stream),
+            Self::Host(host) => host.run(comm, recipe, op, operands, stream),
+            Self::Cuda(cuda) => cuda.run(comm, recipe, op, operands, stream),
         }
     }
 
     /// Makes the call's program, which then stays for good.
-    pub(crate) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
+    pub(crate) fn prepare(&self, comm: &Communicator, recipe: &Recipe) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.prepare(comm, planned),
-            Self::Cuda(cuda) => cuda.prepare(comm, planned),
+            Self::Host(host) => host.prepare(comm, recipe),
+            Self::Cuda(cuda) => cuda.prepare(comm, recipe),
         }
     }
 
@@ -219,10 +190,13 @@ impl<T: Element> Executor<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operands::Weight;
     use crate::planning::Choice;
+    use crate::spec::LaunchOptions;
     use crate::tensor::{TensorMut, TensorRef};
     use flux_core::OpKind;
     use flux_core::plan::{Plan, PlanOrigin};
+    use flux_core::problem::WeightList;
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
     use half::bf16;
@@ -268,10 +242,10 @@ mod tests {
             origin: PlanOrigin::Caller,
         };
         let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
-        let executor = Executor::<bf16>::new(
+        let executor = Executor::new(
             &ranks[0],
             &[(recipe, recipe.resolve(&ranks[0]).unwrap())],
-            (EpilogueSpec::default(), WeightLayout::Nk),
+            &OpSpec::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16),
         )
         .unwrap();
         let (x, w, mut y) =
@@ -280,18 +254,15 @@ mod tests {
             TensorRef::host(&x, (8, 8)).unwrap().view(),
             TensorRef::host(&w, (8, 8)).unwrap().view(),
         );
+        let y = TensorMut::host(&mut y, (16, 8)).unwrap().view();
         let operands = Operands {
             x,
-            w,
-            bias: None,
+            weights: WeightList::one(Weight { w, bias: None, y }),
             residual: None,
-            y: TensorMut::host(&mut y, (16, 8)).unwrap().view(),
             norm: None,
-            x_full: None,
-            more: [None; 3],
+            gathered: None,
         };
-        let planned = Planned { recipe, number: 1 };
-        let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
+        let refused = executor.run(&ranks[0], &recipe, 1, &operands, Stream::Host).unwrap_err();
         assert!(
             matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })),
             "{refused}"

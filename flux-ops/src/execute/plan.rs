@@ -3,11 +3,12 @@
 //! Invariant: executors obey it and decide nothing. What depends on the rank alone (workers, gaps
 //! between stores, who pushes) may differ between ranks; it changes no result.
 
+use super::location;
 use super::pace::{SPREAD_PERCENT, in_flight_limit, pace, with_a_tile};
 use super::sequential::Sequential;
-use super::{LaunchOptions, location};
 use crate::error::BuildError;
 use crate::planning::generation;
+use crate::spec::LaunchOptions;
 use crate::tensor::Location;
 use flux_core::plan::{CommMode, Mover as PlanMover, Plan, ProgramBound};
 use flux_core::program::route::Route;
@@ -57,7 +58,8 @@ impl ExecutionPlan {
     pub(crate) fn resolve(
         comm: &Communicator,
         problem: &Problem,
-        (plan, schedule): (&Plan, &Schedule),
+        plan: &Plan,
+        schedule: &Schedule,
         options: LaunchOptions,
     ) -> Result<(Self, TileProgram), BuildError> {
         let (traffic, mut program) = traffic(comm, problem, plan, schedule)?;

@@ -99,7 +99,7 @@ impl<K: Copy + Eq + Hash, V> Ranges<K, V> {
     }
 
     /// Gives a value a range that [`find`](Self::find) has found free.
-    pub(crate) fn insert(&mut self, key: K, (start, bytes): (u64, u64), value: V, pin: bool) {
+    pub(crate) fn insert(&mut self, key: K, start: u64, bytes: u64, value: V, pin: bool) {
         let range = start..start + bytes.max(1);
         self.clock += 1;
         self.taken.insert(range.start, range.end);
@@ -137,7 +137,7 @@ mod tests {
     ) -> Result<Vec<u32>, NoRoom> {
         let mut evicted = Vec::new();
         let start = ranges.find(bytes, |_, value| evicted.push(value))?;
-        ranges.insert(key, (start, bytes), key, pin);
+        ranges.insert(key, start, bytes, key, pin);
         Ok(evicted)
     }
 

@@ -3,10 +3,10 @@
 //! Invariant: equal recipes on one communicator give equal programs, so ops with equal shapes share
 //! them.
 
-use super::LaunchOptions;
 use super::plan::ExecutionPlan;
-use crate::error::BuildError;
-use crate::planning::{self, Choice, Constraints};
+use crate::error::{BuildError, CallError};
+use crate::planning::{self, Choice};
+use crate::spec::LaunchOptions;
 use flux_core::plan::{Chunk, CommMode, Plan, ProgramBound, RowMapping, Target};
 use flux_core::program::TileProgram;
 use flux_core::{Problem, SumsTo};
@@ -50,31 +50,36 @@ impl Recipe {
     }
 
     /// Plan and target, as far as the communicator lets a caller choose.
-    fn asked(&self, comm: &Communicator) -> Result<(Plan, Target), BuildError> {
-        let mut target = planning::target(comm, Constraints::default())?;
+    fn asked(&self, comm: &Communicator) -> (Plan, Target) {
+        let mut target = planning::whole_target(comm);
         target.machine.multiprocessors = self.sms;
         let mut plan = self.plan;
         if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
             // It has no collective of all ranks.
             plan.comm = CommMode::Overlapped { peers: self.problem.world().peers() };
         }
-        Ok((plan, target))
+        (plan, target)
     }
 
     /// The plan in its canonical form.
-    pub(crate) fn plan(&self, comm: &Communicator) -> Result<Plan, BuildError> {
-        let (plan, target) = self.asked(comm)?;
-        Ok(plan.canonical(&self.problem, &target))
+    pub(crate) fn plan(&self, comm: &Communicator) -> Plan {
+        let (plan, target) = self.asked(comm);
+        plan.canonical(&self.problem, &target)
     }
 
     /// How this rank of `comm` executes it, and the program that its calls walk.
     pub(crate) fn resolve(&self, comm: &Communicator) -> Result<Resolved, BuildError> {
-        let (asked, target) = self.asked(comm)?;
+        let (asked, target) = self.asked(comm);
         let plan = asked.canonical(&self.problem, &target);
         let schedule = plan.schedule(&self.problem, &target);
         let (execution, program) =
-            ExecutionPlan::resolve(comm, &self.problem, (&plan, &schedule), self.launch)?;
+            ExecutionPlan::resolve(comm, &self.problem, &plan, &schedule, self.launch)?;
         let bound = execution.bound(asked.bound(&program, &target));
         Ok(Resolved { execution, program, bound })
+    }
+
+    /// Why a call has no program.
+    pub(crate) fn refused(&self, source: BuildError) -> CallError {
+        CallError::Program { m: self.problem.m(), source: Box::new(source) }
     }
 }

@@ -1,10 +1,9 @@
 //! The options of an op.
 
-use super::kind::Reduces;
-use super::request::{self, Request};
-use super::{AllGatherGemm, FusedLinear, OpMarker};
-use crate::epilogue::Epsilon;
+use super::kind::{OpMarker, Reduces};
+use super::{AllGatherGemm, TypedLinear, request};
 use crate::error::BuildError;
+use crate::spec::OpSpec;
 use flux_core::Partials;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
@@ -13,21 +12,22 @@ use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 
-/// Options of an op; [`FusedLinear::builder`] starts one.
+/// Options of an op; [`TypedLinear::builder`] starts one.
 #[derive(Debug)]
 #[must_use = "a builder does nothing until build is called"]
 pub struct Builder<Op> {
-    request: Request,
+    spec: OpSpec,
     op: PhantomData<fn() -> Op>,
 }
 
 impl<Op> Builder<Op> {
-    pub(super) const fn new(request: Request) -> Self {
-        Self { request, op: PhantomData }
+    pub(super) const fn new(spec: OpSpec) -> Self {
+        Self { spec, op: PhantomData }
     }
 
-    pub(crate) const fn request(&self) -> &Request {
-        &self.request
+    /// What the op is built for.
+    pub const fn spec(&self) -> &OpSpec {
+        &self.spec
     }
 
     /// How calls of any `m` are executed, in place of the plan table's or the cost model's choices.
@@ -43,21 +43,21 @@ impl<Op> Builder<Op> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn plan(mut self, plan: Plan) -> Self {
-        self.request.plan = Some(plan);
+        self.spec.plan = Some(plan);
         self
     }
 
     /// The file of measured plans, in place of the user's (`FLUX_PLAN_TABLE`, else `flux/plans.csv`
     /// in the user's data folder). It may differ between ranks: rank 0's decides.
     pub fn plan_table(mut self, file: impl Into<PathBuf>) -> Self {
-        self.request.table = Some(file.into());
+        self.spec.plan_table = Some(file.into());
         self
     }
 
     /// Whether calls add a bias, in place of `false`:
-    /// [`EpilogueArgs::bias`](crate::EpilogueArgs::bias). The same on every rank.
+    /// [`Call::bias`](crate::Call::bias). The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
-        self.request.epilogue.bias = bias;
+        self.spec.epilogue.bias = bias;
         self
     }
 
@@ -87,14 +87,14 @@ impl<Op> Builder<Op> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn weights(mut self, layout: WeightLayout) -> Self {
-        self.request.weights = layout;
+        self.spec.weights = layout;
         self
     }
 
     /// SMs that calls leave to others, in place of none: for kernels on other streams that must run
     /// beside them. It has no effect on threads of the host executor. The same on every rank.
     pub fn sm_margin(mut self, sms: u32) -> Self {
-        self.request.launch.sm_margin = sms;
+        self.spec.launch.sm_margin = sms;
         self
     }
 
@@ -122,7 +122,7 @@ impl<Op> Builder<Op> {
     /// Of the build: [`BuildError::SumOrder`] for a plan of the caller's,
     /// [`BuildError::NoInvariantPlan`] where there is none.
     pub fn batch_invariant(mut self, batch_invariant: bool) -> Self {
-        self.request.batch_invariant = batch_invariant;
+        self.spec.batch_invariant = batch_invariant;
         self
     }
 
@@ -138,22 +138,22 @@ impl<Op> Builder<Op> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn max_workspace(mut self, bytes: u64) -> Self {
-        self.request.max_workspace = Some(bytes);
+        self.spec.max_workspace = Some(bytes);
         self
     }
 
     /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
     /// threads of the host executor. It does not change the result.
     pub fn workers(mut self, workers: u32) -> Self {
-        self.request.launch.workers = Some(workers);
+        self.spec.launch.workers = Some(workers);
         self
     }
 
     /// Whether each call of this rank on a GPU leaves its time line, for
-    /// [`timeline`](FusedLinear::timeline) to read. The kernel that records is a little slower. It
+    /// [`timeline`](crate::FusedLinear::timeline) to read. The kernel that records is a little slower. It
     /// does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
-        self.request.launch.trace = trace;
+        self.spec.launch.trace = trace;
         self
     }
 
@@ -161,7 +161,7 @@ impl<Op> Builder<Op> {
     ///
     /// # Safety
     /// A graph's kernels use memory that no type ties to the graph. Every graph with a call of the
-    /// op, or of one that [`rebuild`](FusedLinear::rebuild) makes of it, is destroyed before the
+    /// op, or of one that [`rebuild`](crate::FusedLinear::rebuild) makes of it, is destroyed before the
     /// last handle of its communicator. Until then the operands of its captured calls stay where
     /// they are, and nothing else accesses them while the graph runs.
     ///
@@ -170,7 +170,8 @@ impl<Op> Builder<Op> {
     /// let builder = AllGatherGemm::<bf16>::builder(512, 1024, 256).captures();
     /// ```
     pub unsafe fn captures(mut self) -> Self {
-        self.request.launch.captures = true;
+        // SAFETY: the caller's promise.
+        unsafe { self.spec.allow_captures() };
         self
     }
 
@@ -183,15 +184,15 @@ impl<Op> Builder<Op> {
     /// # Errors
     /// [`BuildError`], as `build` would find on this rank alone.
     pub fn workspace(&self, comm: &Communicator) -> Result<WorkspaceSize, BuildError> {
-        Ok(request::workspace(&self.request.resolve(comm, &self.request.choices(comm)?)?))
+        Ok(request::workspace(&self.spec.resolve(comm, &self.spec.choices(comm)?)?))
     }
 }
 
-impl<T: Element> Builder<AllGatherGemm<T>> {
+impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
     /// What is applied to each element after the bias, in place of [`Activation::None`]. The same
     /// on every rank.
     pub fn activation(mut self, activation: Activation) -> Self {
-        self.request.epilogue.activation = activation;
+        self.spec.epilogue.activation = activation;
         self
     }
 
@@ -234,13 +235,13 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// [`BuildError::Problem`] where `n` is no multiple of 16, or has fewer than 16 for each rank.
     /// [`BuildError::GatedTile`] where 16 does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
-        self.request.epilogue.gates = Some(layout);
+        self.spec.epilogue.gates = Some(layout);
         self
     }
 
     /// Several weights that share the gathered rows, in place of one: `columns` has the output
     /// features of each, `n` in all, as of queries, keys and values. Each is split over the ranks
-    /// on its own. Calls are [`forward_several`](AllGatherGemm::forward_several). The same on every
+    /// on its own. Calls bring each with [`Call::weight`](crate::Call::weight). The same on every
     /// rank.
     ///
     /// Weights are `[n, k]`, without gates. An activation is applied to every result. The kernels
@@ -252,12 +253,12 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// that the ranks cannot split, and for gates; [`BuildError::SeveralWeights`] with
     /// [`WeightLayout::Kn`].
     pub fn several_weights(mut self, columns: &[usize]) -> Self {
-        self.request.columns = Some(columns.to_vec());
+        self.spec.columns = Some(columns.to_vec());
         self
     }
 }
 
-impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
+impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// Element type in which ranks send partial sums to each other, in place of
     /// [`Partials::Output`]. With [`Partials::F32`] the result is rounded once, and fp16 partial
     /// sums do not overflow where their total does not. The bytes of partial sums double, on links
@@ -269,26 +270,26 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
     /// let builder = GemmReduceScatter::<bf16>::builder(512, 1024, 256);
     /// let op = builder.partials(Partials::F32).build(&comm)?;
-    /// assert!(op.explain().contains("partials=f32"));
+    /// assert!(op.explain().contains("bf16+f32"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Of the build: [`BuildError::SequentialPartials`] for a plan with `comm=sequential`.
     pub fn partials(mut self, partials: Partials) -> Self {
-        self.request.partials = partials;
+        self.spec.numerics.partials = partials;
         self
     }
 
     /// Whether calls add a residual of the shape of `y`, in place of `false`:
-    /// [`EpilogueArgs::residual`](crate::EpilogueArgs::residual). It is added to the sum in fp32,
+    /// [`Call::residual`](crate::Call::residual). It is added to the sum in fp32,
     /// after the bias and before the one rounding. The same on every rank.
     ///
     /// A library's collective (`comm=sequential`) rounds sums of its own. There a rank adds the
     /// residual to its partial sum, before that is rounded.
     ///
     /// ```
-    /// use flux_ops::{EpilogueArgs, GemmAllReduce, TensorMut, TensorRef};
+    /// use flux_ops::{GemmAllReduce, TensorMut, TensorRef};
     /// use flux_transport::{Communicator, Select, Stream, World};
     /// use half::bf16;
     ///
@@ -298,30 +299,27 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     ///
     /// let (x, w) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k]);
     /// let mut hidden = vec![bf16::from_f32(100.0); m * n];
-    /// op.forward_with(
-    ///     &TensorRef::host(&x, (m, k))?,
-    ///     &TensorRef::host(&w, (n, k))?,
-    ///     EpilogueArgs::new().residual_in_y(),
-    ///     &mut TensorMut::host(&mut hidden, (m, n))?,
-    ///     Stream::Host,
-    /// )?;
+    /// op.call(&TensorRef::host(&x, (m, k))?)
+    ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut hidden, (m, n))?)
+    ///     .residual_in_y()
+    ///     .on(Stream::Host)?;
     /// assert!(hidden.iter().all(|&h| h == bf16::from_f32(108.0)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn residual(mut self, residual: bool) -> Self {
-        self.request.epilogue.residual = residual;
+        self.spec.epilogue.residual = residual;
         self
     }
 
     /// Also writes the normalised rows of the result, in place of none: `y_norm = y /
     /// sqrt(mean(y^2) + eps) * gain` for each row, in fp32 from the rounded `y`, rounded once.
-    /// [`EpilogueArgs::norm`](crate::EpilogueArgs::norm) brings gain and output. The same on every
+    /// [`Call::norm`](crate::Call::norm) brings gain and output. The same on every
     /// rank.
     ///
     /// On CUDA it is a kernel of its own, behind the op on the call's stream.
     ///
     /// ```
-    /// use flux_ops::{EpilogueArgs, GemmAllReduce, TensorMut, TensorRef};
+    /// use flux_ops::{GemmAllReduce, TensorMut, TensorRef};
     /// use flux_transport::{Communicator, Select, Stream, World};
     /// use half::bf16;
     ///
@@ -331,23 +329,21 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     ///
     /// let (x, w, gain) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::ONE; n]);
     /// let (mut hidden, mut normalised) = (vec![bf16::ONE; m * n], vec![bf16::NAN; m * n]);
-    /// op.forward_with(
-    ///     &TensorRef::host(&x, (m, k))?,
-    ///     &TensorRef::host(&w, (n, k))?,
-    ///     EpilogueArgs::new().residual_in_y().norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut normalised, (m, n))?),
-    ///     &mut TensorMut::host(&mut hidden, (m, n))?,
-    ///     Stream::Host,
-    /// )?;
+    /// op.call(&TensorRef::host(&x, (m, k))?)
+    ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut hidden, (m, n))?)
+    ///     .residual_in_y()
+    ///     .norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut normalised, (m, n))?)
+    ///     .on(Stream::Host)?;
     /// assert!(hidden.iter().all(|&h| h == bf16::from_f32(9.0)) && normalised.iter().all(|&z| z == bf16::ONE));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn rms_norm(mut self, eps: f32) -> Self {
-        self.request.epilogue.rms_norm = Some(Epsilon::new(eps));
+        self.spec.epilogue.rms_norm = Some(eps.into());
         self
     }
 }
 
-impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
+impl<K: OpMarker, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// Builds the op; collective. Blocks its thread until all ranks have come, and drains earlier
     /// launches on `comm`: no other thread of this rank may be in a call meanwhile. Asynchronous
     /// tasks call it in `spawn_blocking`, as ranks that share a thread would wait for each other.
@@ -359,7 +355,7 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// [`BuildError`]. Where all ranks build, all have then left the build with an error, and
     /// `comm` can be used unless it is [`BuildError::Transport`]. A rank that builds alone waits
     /// for the others until the deadline of `comm`, and `comm` must be rebuilt.
-    pub fn build(self, comm: &Communicator) -> Result<FusedLinear<K, T>, BuildError> {
-        FusedLinear::build(self.request, comm)
+    pub fn build(self, comm: &Communicator) -> Result<TypedLinear<K, X, Y>, BuildError> {
+        TypedLinear::build(self.spec, comm)
     }
 }

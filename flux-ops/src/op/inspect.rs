@@ -1,19 +1,23 @@
 //! What an op says of itself: its shapes and plans, and how it is executed.
 
-use super::{FusedLinear, OpMarker};
+use super::FusedLinear;
 use crate::error::CallError;
 use crate::execute::Execution;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_core::{Problem, Rank};
-use flux_kernels::Element;
 use std::fmt::Write as _;
 use std::ops::Range;
 
-impl<K: OpMarker, T: Element> FusedLinear<K, T> {
+impl FusedLinear {
     /// The most rows of a call.
     pub const fn max_m(&self) -> usize {
         self.largest.m() as usize
+    }
+
+    /// The problem of calls with the most rows.
+    pub const fn largest(&self) -> &Problem {
+        &self.largest
     }
 
     /// The problem of calls with `m` rows: shapes of every operand on one rank.
@@ -97,10 +101,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Errors
     /// As [`problem`](Self::problem).
     pub fn plan(&self, m: usize) -> Result<Plan, CallError> {
-        let problem = self.problem(m)?;
-        self.recipe(problem)
-            .plan(&self.comm)
-            .map_err(|source| CallError::Program { m: problem.m(), source: Box::new(source) })
+        Ok(self.recipe(self.problem(m)?).plan(&self.comm))
     }
 
     /// What calls need of the communicator's workspace, whatever their `m`.
@@ -113,22 +114,18 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Errors
     /// As [`problem`](Self::problem).
     pub fn execution(&self, m: usize) -> Result<Execution, CallError> {
-        let planned = self.planned(self.problem(m)?);
-        let resolved = planned.recipe.resolve(&self.comm);
-        let resolved = resolved.map_err(|source| CallError::Program {
-            m: planned.recipe.problem.m(),
-            source: Box::new(source),
-        })?;
+        let recipe = self.recipe(self.problem(m)?);
+        let resolved = recipe.resolve(&self.comm).map_err(|error| recipe.refused(error))?;
         Ok(self.executor.execution(&resolved))
     }
 
     /// The plans and their origins, the executor, the workspace and the transport, for people.
     pub fn explain(&self) -> String {
-        let Self { comm, request, largest, workspace, .. } = self;
-        let order = if request.batch_invariant { ", batch-invariant" } else { "" };
+        let Self { comm, spec, largest, workspace, .. } = self;
+        let order = if spec.batch_invariant { ", batch-invariant" } else { "" };
         let mut text = format!(
             "{largest} at most, {}{order}, rank {} of {}",
-            request.epilogue,
+            spec.epilogue,
             comm.rank(),
             largest.world()
         );

@@ -4,139 +4,28 @@
 //! communicator's workspace, its kernels and the plans suffice for every `m` of the op.
 
 mod builder;
-mod gathered;
+mod call;
 mod inspect;
-pub(crate) mod kind;
+mod kind;
 mod request;
-mod several;
+mod typed;
 
 pub use builder::Builder;
-pub(crate) use kind::OpMarker;
-pub(crate) use request::Request;
-pub use several::WeightOperands;
+pub use call::Call;
+pub use typed::{AllGatherGemm, GemmAllReduce, GemmReduceScatter, TypedLinear};
 
 use crate::agreement;
-use crate::epilogue::{EpilogueArgs, Residual};
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Planned, Recipe, location};
+use crate::execute::{Executor, Recipe, location};
 use crate::operands::Operands;
 use crate::planning::{self, Buckets};
-use crate::tensor::{TensorMut, TensorRef};
+use crate::spec::OpSpec;
+use crate::tensor::{RawTensor, TensorMut, TensorRef, View};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::Problem;
 use flux_core::layout::WorkspaceSize;
-use flux_core::problem::MAX_WEIGHTS;
 use flux_kernels::{Element, KernelTarget};
 use flux_transport::{Communicator, Failure, Fault, Stream};
-use std::marker::PhantomData;
-
-/// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a
-/// tensor-parallel model, with rows of `x` split over the ranks.
-///
-/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n_r]`, or with
-/// [gates](Builder::gated) `y[m, n_r/2]`. Bias, activation and gates are applied in fp32, before
-/// the one rounding.
-///
-/// ```
-/// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
-/// use flux_transport::{Communicator, Select, Stream, World};
-/// use half::bf16;
-///
-/// let (m, n, k) = (4, 16, 8);
-/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-/// let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
-///
-/// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
-/// op.forward(
-///     &TensorRef::host(&x, (m, k))?,
-///     &TensorRef::host(&w, (n, k))?,
-///     &mut TensorMut::host(&mut y, (m, n))?,
-///     Stream::Host,
-/// )?;
-/// assert!(y.iter().all(|&y| y == bf16::from_f32(8.0)));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
-
-/// `y = scatter(sum over ranks of x * transpose(w)) + bias`: the row-parallel linear layer of a
-/// tensor-parallel model, with rows of `y` split over the ranks.
-///
-/// Each rank gives all rows of its part of the inner dimension, `x[m, k_r]`, and gets its rows
-/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The
-/// plan and the nodes fix the order, so every run has the same bits. There is no activation.
-///
-/// ```
-/// use flux_ops::{GemmReduceScatter, TensorMut, TensorRef};
-/// use flux_transport::{Communicator, Select, Stream, World};
-/// use half::bf16;
-///
-/// let (m, n, k) = (4, 16, 8);
-/// let rank = |world: World| {
-///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
-///     let op = GemmReduceScatter::<bf16>::builder(m, n, 2 * k).build(&comm)?;
-///
-///     let (x, w) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k]);
-///     let mut y = vec![bf16::NAN; m / 2 * n];
-///     op.forward(
-///         &TensorRef::host(&x, (m, k))?,
-///         &TensorRef::host(&w, (n, k))?,
-///         &mut TensorMut::host(&mut y, (m / 2, n))?,
-///         Stream::Host,
-///     )?;
-///
-///     // 8 from each of 2 ranks.
-///     assert!(y.iter().all(|&y| y == bf16::from_f32(16.0)));
-///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// };
-///
-/// std::thread::scope(|scope| {
-///     let spawn = |world| scope.spawn(move || rank(world));
-///     let ranks: Vec<_> = World::local(2)?.into_iter().map(spawn).collect();
-///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
-/// })?;
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
-pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
-
-/// `y = sum over ranks of x * transpose(w) + bias`: the row-parallel linear layer of a
-/// tensor-parallel model whose activations are replicated, as in serving.
-///
-/// Each rank gives all rows of its part of the inner dimension, `x[m, k_r]`, and gets the whole sum
-/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands'
-/// type and are added in rank order in fp32. There is no activation. A library's collective
-/// (`comm=sequential`) adds in its own order and type.
-///
-/// ```
-/// use flux_ops::{GemmAllReduce, TensorMut, TensorRef};
-/// use flux_transport::{Communicator, Select, Stream, World};
-/// use half::bf16;
-///
-/// let (m, n, k) = (4, 16, 8);
-/// let rank = |world: World| {
-///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
-///     let op = GemmAllReduce::<bf16>::builder(m, n, 2 * k).build(&comm)?;
-///
-///     let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
-///     op.forward(
-///         &TensorRef::host(&x, (m, k))?,
-///         &TensorRef::host(&w, (n, k))?,
-///         &mut TensorMut::host(&mut y, (m, n))?,
-///         Stream::Host,
-///     )?;
-///
-///     // 8 from each of 2 ranks.
-///     assert!(y.iter().all(|&y| y == bf16::from_f32(16.0)));
-///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// };
-///
-/// std::thread::scope(|scope| {
-///     let spawn = |world| scope.spawn(move || rank(world));
-///     let ranks: Vec<_> = World::local(2)?.into_iter().map(spawn).collect();
-///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
-/// })?;
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
-pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 
 /// One rank's part of a fused linear layer: an [`AllGatherGemm`], a [`GemmReduceScatter`] or a
 /// [`GemmAllReduce`].
@@ -164,27 +53,20 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// Ops of a communicator share their programs and buffers ([`Communicator::memory`]). It outlives
 /// the graphs that calls were captured in, whose kernels read that memory: [`Builder::captures`].
 #[derive(Debug)]
-pub struct FusedLinear<K, T> {
+pub struct FusedLinear {
     // Before the communicator, which outlives what its ops share.
-    executor: Executor<T>,
+    executor: Executor,
     comm: Communicator,
-    request: Request,
+    spec: OpSpec,
     /// With the most rows.
     largest: Problem,
     buckets: Buckets,
     /// By which ranks compare the op.
     number: u32,
     workspace: WorkspaceSize,
-    kind: PhantomData<fn() -> K>,
 }
 
-impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents, for calls with at most `max_m` rows. `n` and `k` are
-    /// multiples of 8, and what is split is at least 8 for each rank.
-    pub fn builder(max_m: usize, n: usize, k: usize) -> Builder<Self> {
-        Builder::new(Request::new(K::OP, max_m, n, k, T::DTYPE))
-    }
-
+impl FusedLinear {
     /// Computes `y`, which is overwritten. Collective: every rank makes the same calls in the same
     /// order.
     ///
@@ -201,113 +83,58 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// rank makes a good call or [aborts](Communicator::abort). Ranks that make different calls all
     /// fail, with [`Fault::Disagreed`] or [`Fault::Aborted`]. [`status`](Self::status) finds what
     /// goes wrong on the device later.
-    pub fn forward<'s>(
+    pub fn forward<'s, X: Element, Y: Element>(
         &self,
-        x: &TensorRef<'_, T>,
-        w: &TensorRef<'_, T>,
-        y: &mut TensorMut<'_, T>,
+        x: &TensorRef<'_, X>,
+        w: &TensorRef<'_, X>,
+        y: &mut TensorMut<'_, Y>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        self.forward_with(x, w, EpilogueArgs::new(), y, stream)
+        self.call(x).weight(w, y).on(stream)
     }
 
-    /// As [`forward`](Self::forward), of an op built with options that bring operands.
+    /// Begins a call whose operands are named one by one, of any options that the op was built
+    /// with: `op.call(&x).weight(&w, &mut y).on(stream)`.
+    pub const fn call<'a, X: Element, Y: Element>(
+        &'a self,
+        x: &'a TensorRef<'_, X>,
+    ) -> Call<'a, X, Y> {
+        Call::new(self, x.view())
+    }
+
+    /// A call with operands that another framework describes. Otherwise as
+    /// [`forward`](Self::forward).
     ///
-    /// ```
-    /// use flux_ops::{Activation, AllGatherGemm, EpilogueArgs, TensorMut, TensorRef};
-    /// use flux_transport::{Communicator, Select, Stream, World};
-    /// use half::bf16;
-    ///
-    /// let (m, n, k) = (4, 16, 8);
-    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// let builder = AllGatherGemm::<bf16>::builder(m, n, k).bias(true);
-    /// let op = builder.activation(Activation::Relu).build(&comm)?;
-    ///
-    /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
-    /// let bias: Vec<_> = (0..n).map(|column| bf16::from_f32(-(column as f32))).collect();
-    /// op.forward_with(
-    ///     &TensorRef::host(&x, (m, k))?,
-    ///     &TensorRef::host(&w, (n, k))?,
-    ///     EpilogueArgs::new().bias(&TensorRef::host(&bias, (n,))?),
-    ///     &mut TensorMut::host(&mut y, (m, n))?,
-    ///     Stream::Host,
-    /// )?;
-    /// assert_eq!(y[..n].iter().map(|y| y.to_f32()).sum::<f32>(), 36.0, "8, 7, ..., 1, 0, 0, ...");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// # Safety
+    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in
+    /// the place of `y` is written with it.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
-    #[expect(clippy::needless_pass_by_value, reason = "the borrows of a call end with it")]
-    pub fn forward_with<'s>(
+    /// As [`forward`](Self::forward), and [`CallError::View`] for a description of no operand.
+    pub unsafe fn run<'s>(
         &self,
-        x: &TensorRef<'_, T>,
-        w: &TensorRef<'_, T>,
-        epilogue: EpilogueArgs<'_, T>,
-        y: &mut TensorMut<'_, T>,
+        operands: &Operands<RawTensor>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        self.call((x, w), &epilogue, y, None, stream.into())
+        self.run_checked(&operands.views()?, stream.into())
     }
 
-    /// A call that hands out the gathered rows, where there is a place for them.
-    pub(crate) fn call(
-        &self,
-        (x, w): (&TensorRef<'_, T>, &TensorRef<'_, T>),
-        epilogue: &EpilogueArgs<'_, T>,
-        y: &mut TensorMut<'_, T>,
-        x_full: Option<&mut TensorMut<'_, T>>,
-        stream: Stream<'_>,
-    ) -> Result<(), CallError> {
-        let y = y.view();
-        let EpilogueArgs { bias, residual, norm, memory: _ } = *epilogue;
-        let residual = residual.map(|residual| match residual {
-            Residual::Given(view) => view,
-            Residual::InY => y,
-        });
-        let more = [None; MAX_WEIGHTS - 1];
-        let operands = Operands {
-            x: x.view(),
-            w: w.view(),
-            bias,
-            residual,
-            y,
-            norm,
-            x_full: x_full.map(|rows| rows.view()),
-            more,
-        };
-        self.call_with(&operands, stream)
-    }
-
-    /// A call with these operands, which are checked.
-    pub(crate) fn call_with(
-        &self,
-        operands: &Operands,
-        stream: Stream<'_>,
-    ) -> Result<(), CallError> {
-        let m = operands.rows(K::OP);
+    /// Makes a call with these operands, which are checked.
+    fn run_checked(&self, operands: &Operands<View>, stream: Stream<'_>) -> Result<(), CallError> {
+        let m = operands.rows(self.spec.kind);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
-        operands.check::<T>(
-            (&problem, self.comm.rank(), m),
-            (self.request.epilogue, self.request.weights),
-            location(&self.comm),
-        )?;
+        operands.check(&self.spec, &problem, self.comm.rank(), m, location(&self.comm))?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
         if m == 0 {
             return Ok(self.comm.empty_call(stream)?);
         }
-        self.executor.run(&self.comm, &self.planned(problem), operands, stream)
-    }
-
-    /// What is known of calls of `problem`.
-    fn planned(&self, problem: Problem) -> Planned {
-        Planned { recipe: self.recipe(problem), number: self.number }
+        self.executor.run(&self.comm, &self.recipe(problem), self.number, operands, stream)
     }
 
     fn recipe(&self, problem: Problem) -> Recipe {
-        Recipe::new(problem, self.buckets.get(problem.m()), self.request.launch)
+        Recipe::new(problem, self.buckets.get(problem.m()), self.spec.launch)
     }
 
     /// Makes the programs of these `m` and puts them on the device, where they stay for good: such
@@ -334,7 +161,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             .collect::<Result<Vec<_>, _>>()?;
         problems
             .into_iter()
-            .try_for_each(|problem| self.executor.prepare(&self.comm, &self.planned(problem)))
+            .try_for_each(|problem| self.executor.prepare(&self.comm, &self.recipe(problem)))
     }
 
     /// Whether a call is known to have failed; waits for no call.
@@ -374,20 +201,25 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Errors
     /// [`BuildError`], as `build`.
     pub fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
-        Self::build(self.request.clone(), comm)
+        Self::build(self.spec.clone(), comm)
     }
 
-    /// Collective: agrees with the other ranks, prepares the executor, then grows the workspace.
-    pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
+    /// Builds an op of any kind and element types: what [`Builder::build`] does for those that are
+    /// known when the program is compiled. Collective, as that.
+    ///
+    /// # Errors
+    /// As [`Builder::build`], and [`BuildError::Option`] for an option that the kind does not have.
+    pub fn build(spec: OpSpec, comm: &Communicator) -> Result<Self, BuildError> {
+        spec.check_kind()?;
         // Before anything can fail on one rank alone, so that the others do not wait for it. It
         // also drains earlier launches on all ranks, which loading a module may wait for.
-        let name = request.name();
+        let (name, agreed) = (spec.name(), spec.agreement());
         // Rank 0's plans hold: others need none of their own.
-        let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
+        let own = if comm.rank().get() == 0 { spec.choices(comm).map(Some) } else { Ok(None) };
         let compute = comm.device().info().map(|info| info.compute);
         comm.note(
             "plan table",
-            request.user_table().explain(comm.device().name(), planning::generation(compute)),
+            spec.user_table().explain(comm.device().name(), planning::generation(compute)),
         );
         if let Some(compute) = compute {
             comm.note(
@@ -398,33 +230,20 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let of_rank_0 = agreement::same_request(
             comm,
             &name,
-            &request.to_string(),
+            &agreed,
             own.as_ref().ok().and_then(Option::as_ref),
         )?;
         let op = own.and_then(|_| {
-            request.epilogue.check(
-                &request.largest(comm)?,
-                request.weights,
-                request.plan.as_ref(),
-            )?;
-            let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
-            let resolved = request.resolve(comm, &buckets)?;
-            let number = agreement::number(&request.to_string(), &buckets);
-            let (largest, workspace) = (request.largest(comm)?, request::workspace(&resolved));
-            request.check_workspace(workspace)?;
-            let executor = agreement::working(comm, &name, || {
-                Executor::new(comm, &resolved, (request.epilogue, request.weights))
-            })??;
-            Ok(Self {
-                executor,
-                comm: comm.clone(),
-                request,
-                largest,
-                buckets,
-                number,
-                workspace,
-                kind: PhantomData,
-            })
+            let largest = spec.largest(comm.world_size())?;
+            spec.check_options()?;
+            let buckets = of_rank_0.map_or_else(|| spec.choices(comm), Ok)?;
+            let resolved = spec.resolve(comm, &buckets)?;
+            let number = agreement::number(&agreed, &buckets);
+            let workspace = request::workspace(&resolved);
+            spec.check_workspace(workspace)?;
+            let executor =
+                agreement::working(comm, &name, || Executor::new(comm, &resolved, &spec))??;
+            Ok(Self { executor, comm: comm.clone(), spec, largest, buckets, number, workspace })
         });
         let op = agreement::all_ready(comm, &name, op)?;
         comm.reserve(op.workspace).map_err(agreement::while_building(&name))?;

@@ -10,6 +10,7 @@ pub(crate) use choice::{Bucket, Buckets, Choice};
 pub(crate) use user_table::UserTable;
 
 use crate::error::BuildError;
+use crate::spec::OpSpec;
 use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
 use flux_core::program::ScheduleError;
@@ -20,22 +21,12 @@ use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What an op asks of its plans.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Constraints {
-    /// SMs that are left to others.
-    pub(crate) sm_margin: u32,
-    /// Whether sums have one order for every `m`.
-    pub(crate) batch_invariant: bool,
-}
-
-/// What plans are chosen for on `comm`. On the host transport it is an H100's: the same plans are
-/// tried there as on GPUs.
+/// What the plans of an op are chosen for on `comm`.
 ///
 /// # Errors
 /// [`BuildError::SmMargin`] where no SM is left.
-pub(crate) fn target(comm: &Communicator, constraints: Constraints) -> Result<Target, BuildError> {
-    let Constraints { sm_margin, batch_invariant } = constraints;
+pub(crate) fn target(comm: &Communicator, spec: &OpSpec) -> Result<Target, BuildError> {
+    let (batch_invariant, sm_margin) = (spec.batch_invariant, spec.launch.sm_margin);
     let mut target = Target { batch_invariant, ..whole_target(comm) };
     let sms = target.machine.multiprocessors;
     target.machine.multiprocessors = sms
@@ -45,7 +36,9 @@ pub(crate) fn target(comm: &Communicator, constraints: Constraints) -> Result<Ta
     Ok(target)
 }
 
-fn whole_target(comm: &Communicator) -> Target {
+/// The device and the links of `comm`. On the host transport they are an H100's: the same plans are
+/// tried there as on GPUs.
+pub(crate) fn whole_target(comm: &Communicator) -> Target {
     let device = comm.device();
     let machine = device.info().map_or(Machine::H100, |info| {
         Machine::of_gpu(&info.name, info.sms).running(generation(Some(info.compute)))
@@ -100,16 +93,16 @@ pub(crate) fn key(comm: &Communicator, problem: &Problem, batch_invariant: bool)
 pub(crate) fn own_choice(
     comm: &Communicator,
     problem: &Problem,
-    (user, constraints): (&UserTable, Constraints),
+    spec: &OpSpec,
+    user: &UserTable,
 ) -> Result<Choice, BuildError> {
-    let target = target(comm, constraints)?;
+    let target = target(comm, spec)?;
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
-    let chosen =
-        choose(problem, &target, &key(comm, problem, constraints.batch_invariant), &tables);
+    let chosen = choose(problem, &target, &key(comm, problem, spec.batch_invariant), &tables);
     let nodes = target.nodes;
     let none = || match problem.op().sums_to() {
         SumsTo::All if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
-        _ if constraints.batch_invariant => {
+        _ if spec.batch_invariant => {
             BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() }
         }
         _ => BuildError::NoPlan { problem: *problem },
@@ -122,8 +115,15 @@ pub(crate) fn own_choice(
 #[derive(Debug, Default)]
 struct Chosen(Mutex<Vec<ChosenFor>>);
 
-/// The largest problem, what was asked of plans and the user's table, with the choices.
-type ChosenFor = (Problem, Constraints, Arc<UserTable>, Buckets);
+/// The choices, and all that they follow from.
+#[derive(Debug)]
+struct ChosenFor {
+    largest: Problem,
+    sm_margin: u32,
+    batch_invariant: bool,
+    user: Arc<UserTable>,
+    buckets: Buckets,
+}
 
 /// This rank's choices for all `m` up to `largest`'s.
 ///
@@ -132,37 +132,45 @@ type ChosenFor = (Problem, Constraints, Arc<UserTable>, Buckets);
 pub(crate) fn own_choices(
     comm: &Communicator,
     largest: &Problem,
-    (user, constraints): (&Arc<UserTable>, Constraints),
+    spec: &OpSpec,
+    user: &Arc<UserTable>,
 ) -> Result<Buckets, BuildError> {
+    let (sm_margin, batch_invariant) = (spec.launch.sm_margin, spec.batch_invariant);
     let chosen = comm.attachment(Chosen::default);
     let mut chosen = chosen.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_it = |(problem, of, table, _): &&ChosenFor| {
-        (problem, *of) == (largest, constraints) && Arc::ptr_eq(table, user)
-    };
-    if let Some((.., buckets)) = chosen.iter().find(is_it) {
-        return Ok(buckets.clone());
+    let known = chosen.iter().find(|known| {
+        (&known.largest, known.sm_margin, known.batch_invariant)
+            == (largest, sm_margin, batch_invariant)
+            && Arc::ptr_eq(&known.user, user)
+    });
+    if let Some(known) = known {
+        return Ok(known.buckets.clone());
     }
-    let buckets = choices(comm, largest, (user, constraints))?;
+    let buckets = choices(comm, largest, spec, user)?;
     // What an earlier reading of the same file led to is not asked for again.
-    chosen.retain(|(.., table, _)| table.path != user.path || Arc::ptr_eq(table, user));
-    chosen.push((*largest, constraints, Arc::clone(user), buckets.clone()));
+    chosen.retain(|known| known.user.path != user.path || Arc::ptr_eq(&known.user, user));
+    chosen.push(ChosenFor {
+        largest: *largest,
+        sm_margin,
+        batch_invariant,
+        user: Arc::clone(user),
+        buckets: buckets.clone(),
+    });
     Ok(buckets)
 }
 
 fn choices(
     comm: &Communicator,
     largest: &Problem,
-    from: (&UserTable, Constraints),
+    spec: &OpSpec,
+    user: &UserTable,
 ) -> Result<Buckets, BuildError> {
-    let ends = bucket_ends(
-        largest.m(),
-        &key(comm, largest, from.1.batch_invariant),
-        &[from.0.rows(), shipped()],
-    );
+    let key = key(comm, largest, spec.batch_invariant);
+    let ends = bucket_ends(largest.m(), &key, &[user.rows(), shipped()]);
     // A table that was edited by hand may have an `m` that the ranks cannot split.
     let problems = ends.into_iter().filter_map(|end| largest.with_m(end).ok());
     let bucket = |problem: Problem| {
-        Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, from)? })
+        Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, spec, user)? })
     };
     problems.map(bucket).collect::<Result<_, _>>().map(Buckets::new)
 }

@@ -57,6 +57,7 @@ pub struct RawTensor {
 pub(crate) struct View {
     pub(crate) address: u64,
     pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
     pub(crate) location: Location,
     /// Handle of the stream on which earlier uses were awaited, where the memory tracks its uses.
     pub(crate) ordered_on: Option<usize>,
@@ -65,22 +66,15 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn from_raw<T: Element>(raw: RawTensor) -> Result<Self, TensorError> {
-        if raw.dtype != T::DTYPE {
-            return Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype });
+    pub(crate) fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
+        let RawTensor { address, dtype, location, layout, available } = raw;
+        layout.check(dtype, address, available)?;
+        let view = Self { address, layout, dtype, location, ordered_on: None, claimed: true };
+        let bytes = view.span_bytes();
+        match address.checked_add(bytes) {
+            Some(_) => Ok(view),
+            None => Err(TensorError::BeyondAddresses { address, bytes }),
         }
-        raw.layout.check(raw.dtype, raw.address, raw.available)?;
-        let bytes = (raw.layout.span() * size_of::<T>()) as u64;
-        if raw.address.checked_add(bytes).is_none() {
-            return Err(TensorError::BeyondAddresses { address: raw.address, bytes });
-        }
-        Ok(Self {
-            address: raw.address,
-            layout: raw.layout,
-            location: raw.location,
-            ordered_on: None,
-            claimed: true,
-        })
     }
 
     fn host<T: Element>(
@@ -89,9 +83,10 @@ impl View {
         layout: Layout,
     ) -> Result<Self, TensorError> {
         // Exposed: an executor makes slices from the address again.
-        let address = first.expose_provenance() as u64;
-        layout.check(T::DTYPE, address, available)?;
-        Ok(Self { address, layout, location: Location::Host, ordered_on: None, claimed: false })
+        let (address, dtype) = (first.expose_provenance() as u64, T::DTYPE);
+        layout.check(dtype, address, available)?;
+        let location = Location::Host;
+        Ok(Self { address, layout, dtype, location, ordered_on: None, claimed: false })
     }
 
     fn cuda<T: Element>(
@@ -101,20 +96,35 @@ impl View {
         stream: &CudaStream,
         layout: Layout,
     ) -> Result<Self, TensorError> {
-        layout.check(T::DTYPE, address, available)?;
-        let ordinal = u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX);
+        let dtype = T::DTYPE;
+        layout.check(dtype, address, available)?;
+        let location = Location::Cuda(u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX));
         let ordered_on = Some(stream.cu_stream().addr());
-        Ok(Self { address, layout, location: Location::Cuda(ordinal), ordered_on, claimed: false })
+        Ok(Self { address, layout, dtype, location, ordered_on, claimed: false })
     }
 
     /// Bytes from a row to the next.
-    pub(crate) fn row_bytes<T>(&self) -> u64 {
-        (self.layout.row_stride * size_of::<T>()) as u64
+    pub(crate) const fn row_bytes(&self) -> u64 {
+        (self.layout.row_stride * self.dtype.bytes()) as u64
+    }
+
+    /// Bytes from the first element to behind the last.
+    const fn span_bytes(&self) -> u64 {
+        (self.layout.span() * self.dtype.bytes()) as u64
     }
 
     /// Addresses from the first element to behind the last.
-    pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
-        self.address..self.address + (self.layout.span() * size_of::<T>()) as u64
+    pub(crate) const fn bytes(&self) -> std::ops::Range<u64> {
+        self.address..self.address + self.span_bytes()
+    }
+}
+
+/// A description of memory with elements of another type than `T` is no view of it.
+fn from_raw<T: Element>(raw: RawTensor) -> Result<View, TensorError> {
+    if raw.dtype == T::DTYPE {
+        View::from_raw(raw)
+    } else {
+        Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype })
     }
 }
 
@@ -185,7 +195,7 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// # Errors
     /// As [`host`](Self::host), and memory of another element type.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
-        Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
+        Ok(Self { view: from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
 }
 
@@ -223,7 +233,7 @@ impl<'a, T: Element> TensorMut<'a, T> {
     /// # Errors
     /// As [`TensorRef::from_raw`].
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
-        Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
+        Ok(Self { view: from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
 }
 

@@ -7,15 +7,14 @@ mod oracle;
 mod rank;
 
 use crate::agreement;
-use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
-use crate::execute::LaunchOptions;
-use crate::op::{Builder, FusedLinear, OpMarker, Request};
+use crate::op::{Builder, FusedLinear};
 use crate::planning::{self, Buckets, Choice, UserTable};
+use crate::spec::{EpilogueSpec, LaunchOptions, OpSpec};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
 use flux_core::{Problem, Rank};
-use flux_kernels::{Element, WeightLayout};
+use flux_kernels::{Element, WeightLayout, with_element};
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
 use rank::TuneRank;
@@ -170,7 +169,7 @@ pub enum TuneError {
     },
 }
 
-impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
+impl<Op> Builder<Op> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
     /// adds the fastest to the user's plan table for later builds. The epilogue is left out, and
     /// weights are `[n, k]`. Collective, as `build`; before graphs are captured.
@@ -179,39 +178,49 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,
     /// but an outcome.
     pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
-        run::<K, T>(self.request(), comm, options)
+        self.spec().tune(comm, options)
     }
 }
 
-/// Times plans for a request, without bias, activation and time line, and with one weight;
-/// collective.
-pub(crate) fn run<K: OpMarker, T: Element>(
-    request: &Request,
+impl OpSpec {
+    /// As [`Builder::tune`].
+    ///
+    /// # Errors
+    /// As [`Builder::tune`].
+    pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
+        let spec = Self {
+            epilogue: EpilogueSpec::default(),
+            weights: WeightLayout::default(),
+            columns: None,
+            launch: LaunchOptions { trace: false, ..self.launch },
+            ..self.clone()
+        };
+        with_element!(spec.numerics.operand, T, run::<T>(&spec, comm, options))
+    }
+}
+
+/// Times plans for a spec without epilogue and time line, and with one weight; collective.
+fn run<T: Element>(
+    spec: &OpSpec,
     comm: &Communicator,
     options: &TuneOptions,
 ) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
-    let request = Request {
-        epilogue: EpilogueSpec::default(),
-        weights: WeightLayout::default(),
-        columns: None,
-        launch: LaunchOptions { trace: false, ..request.launch },
-        ..request.clone()
-    };
-    let own = request.choice(comm);
+    let own = spec.choice(comm);
     let present = own.as_ref().ok().map(|&choice| Buckets::one(u32::MAX, choice));
     let of_rank_0 = agreement::same_request(
         comm,
-        &request.name(),
-        &format!("tune {request}"),
+        &spec.name(),
+        &format!("tune {}", spec.agreement()),
         present.as_ref(),
     )?;
-    let user = UserTable::at(request.table.as_deref(), false);
+    let user = UserTable::at(spec.plan_table.as_deref(), false);
     let list = own
         .map_err(TuneError::from)
-        .and_then(|own| Ok((own, list(comm, &request, options, (own, &user))?)));
+        .and_then(|own| Ok((own, list(comm, spec, options, own, &user)?)));
     let (own, list) = agreed(comm, list)?;
-    let (problem, present) = (request.largest(comm)?, of_rank_0.map_or(own, |plans| *plans.get(1)));
+    let (problem, present) =
+        (spec.largest(comm.world_size())?, of_rank_0.map_or(own, |plans| *plans.get(1)));
     let (us, model, plans) = listed(&list);
     if let (Some(us), [plan]) = (us, &plans[..]) {
         return Ok(Tuned::Known { plan: *plan, us });
@@ -226,11 +235,8 @@ pub(crate) fn run<K: OpMarker, T: Element>(
         if !goes_on(comm, number == 0 || in_budget())? {
             break;
         }
-        match built::<K, T>(
-            Request { plan: Some(candidate.plan), ..request.clone() },
-            comm,
-            &mut rank,
-        )? {
+        let of_plan = OpSpec { plan: Some(candidate.plan), ..spec.clone() };
+        match built(of_plan, comm, &mut rank)? {
             Ok(op) => ops.push((number, op)),
             Err(reason) => candidate.outcome = Outcome::Failed { reason },
         }
@@ -256,14 +262,14 @@ pub(crate) fn run<K: OpMarker, T: Element>(
         || timing.candidates.iter().all(|candidate| candidate.outcome != Outcome::NotBegun)
     {
         let row = PlanRow {
-            key: planning::key(comm, &problem, request.batch_invariant),
+            key: planning::key(comm, &problem, spec.batch_invariant),
             m: problem.m(),
             plan: timing.plan(),
             us: times[best],
         };
         let added = if comm.rank().get() == 0 { user.add(&row) } else { Ok(()) };
         agreed(comm, added.map(|()| ((), Vec::new())).map_err(TuneError::from))?;
-        timing.saved.clone_from(&UserTable::at(request.table.as_deref(), true).path);
+        timing.saved.clone_from(&UserTable::at(spec.plan_table.as_deref(), true).path);
     }
     Ok(Tuned::Timed(timing))
 }
@@ -272,24 +278,24 @@ pub(crate) fn run<K: OpMarker, T: Element>(
 /// first.
 fn list(
     comm: &Communicator,
-    request: &Request,
+    spec: &OpSpec,
     options: &TuneOptions,
-    (own, user): (Choice, &UserTable),
+    own: Choice,
+    user: &UserTable,
 ) -> Result<Vec<u8>, TuneError> {
-    let problem = request.largest(comm)?;
+    let problem = spec.largest(comm.world_size())?;
     if comm.rank().get() > 0 {
         return Ok(Vec::new());
     }
-    let known =
-        user.rows().get(&planning::key(comm, &problem, request.batch_invariant), problem.m());
+    let known = user.rows().get(&planning::key(comm, &problem, spec.batch_invariant), problem.m());
     // Of a batch-invariant op only rows that were measured for one.
     if let Some(row) =
-        known.filter(|row| !options.again && row.key.batch_invariant == request.batch_invariant)
+        known.filter(|row| !options.again && row.key.batch_invariant == spec.batch_invariant)
     {
         return Ok([&row.us.to_le_bytes()[..], &[0], &row.plan.to_bytes()].concat());
     }
     user.check()?;
-    let target = planning::target(comm, request.constraints())?;
+    let target = planning::target(comm, spec)?;
     let present = own.plan.canonical(&problem, &target);
     let ranked = Plan::ranked(&problem, &target);
     let mut plans: Vec<Plan> = ranked.iter().copied().take(options.candidates.max(1)).collect();
@@ -349,12 +355,12 @@ fn goes_on(comm: &Communicator, mine: bool) -> Result<bool, TuneError> {
 }
 
 /// Builds a candidate and checks a result of it; why it is out, the same on every rank. Collective.
-fn built<K: OpMarker, T: Element>(
-    request: Request,
+fn built<T: Element>(
+    spec: OpSpec,
     comm: &Communicator,
     rank: &mut TuneRank<T>,
-) -> Result<Result<FusedLinear<K, T>, String>, TuneError> {
-    let op = match FusedLinear::<K, T>::build(request, comm) {
+) -> Result<Result<FusedLinear, String>, TuneError> {
+    let op = match FusedLinear::build(spec, comm) {
         Err(error @ (BuildError::Disagreement { .. } | BuildError::Transport { .. })) => {
             return Err(error.into());
         }
@@ -373,8 +379,8 @@ fn built<K: OpMarker, T: Element>(
 
 /// Median time of each op on its slowest rank, of rounds in which each op is timed once;
 /// collective.
-fn times<K: OpMarker, T: Element>(
-    ops: &[(usize, FusedLinear<K, T>)],
+fn times<T: Element>(
+    ops: &[(usize, FusedLinear)],
     comm: &Communicator,
     rank: &mut TuneRank<T>,
     rounds: usize,

@@ -5,10 +5,11 @@
 
 use super::TuneError;
 use super::oracle::{Oracle, SEEDS};
-use crate::op::{FusedLinear, OpMarker};
-use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
+use crate::op::FusedLinear;
+use crate::operands::{Operands, Weight};
+use crate::tensor::{Layout, Location, RawTensor};
 use cudarc::driver::{CudaStream, DriverError, result};
-use flux_core::problem::Shape;
+use flux_core::problem::{Shape, WeightList};
 use flux_core::{Problem, Rank};
 use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_kernels::Element;
@@ -74,10 +75,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// Whether the op's result is right; where it is not, why.
-    pub(super) fn verify<K: OpMarker>(
-        &mut self,
-        op: &FusedLinear<K, T>,
-    ) -> Result<Result<(), String>, TuneError> {
+    pub(super) fn verify(&mut self, op: &FusedLinear) -> Result<Result<(), String>, TuneError> {
         let mut y = HostBuffer::new(elements(y_window(&self.problem, self.comm.rank())))?;
         y.elements_mut().fill(T::from_f32(f32::NAN));
         match (&self.gpu, &self.sets[0][2].device) {
@@ -94,11 +92,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// What one call takes on this rank, in microseconds; `call` counts the samples.
-    pub(super) fn sample<K: OpMarker>(
-        &mut self,
-        op: &FusedLinear<K, T>,
-        call: usize,
-    ) -> Result<f64, TuneError> {
+    pub(super) fn sample(&mut self, op: &FusedLinear, call: usize) -> Result<f64, TuneError> {
         if self.gpu.is_none() {
             self.comm.barrier()?;
             let begun = Instant::now();
@@ -122,7 +116,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// Calls the op on the next set, in order on the rank's stream.
-    fn call<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<(), TuneError> {
+    fn call(&mut self, op: &FusedLinear, call: usize) -> Result<(), TuneError> {
         let problem = self.problem;
         let location = self.comm.device().ordinal().map_or(Location::Host, Location::Cuda);
         let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&gpu.stream));
@@ -141,16 +135,21 @@ impl<T: Element> TuneRank<T> {
         };
         let set = call % self.sets.len();
         let [x, w, y] = &mut self.sets[set];
+        let rank = self.comm.rank();
+        let operands = Operands {
+            x: raw(x, problem.x_shape(rank)),
+            weights: WeightList::one(Weight {
+                w: raw(w, problem.w_shape(rank)),
+                bias: None,
+                y: raw(y, problem.y_shape(rank)),
+            }),
+            residual: None,
+            norm: None,
+            gathered: None,
+        };
         // SAFETY: an operand holds its window's elements and is used by calls on this rank's one
         // stream alone. Its memory outlives them: freeing device memory waits for the device.
-        let (x, w, mut y) = unsafe {
-            (
-                TensorRef::from_raw(raw(x, problem.x_shape(self.comm.rank())))?,
-                TensorRef::from_raw(raw(w, problem.w_shape(self.comm.rank())))?,
-                TensorMut::from_raw(raw(y, problem.y_shape(self.comm.rank())))?,
-            )
-        };
-        Ok(op.forward(&x, &w, &mut y, stream)?)
+        Ok(unsafe { op.run(&operands, stream) }?)
     }
 }
 
@@ -221,4 +220,4 @@ macro_rules! operands_error {
         }
     })* };
 }
-operands_error!(NoMemory, TensorError, CudaError, DriverError);
+operands_error!(NoMemory, CudaError, DriverError);

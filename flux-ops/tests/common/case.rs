@@ -4,11 +4,11 @@
 //! are exact. The bound is derived: one rounding of the output, one of each partial sum that
 //! travels, fp32 accumulation, the activation's own error.
 
-use super::{AnyOp, Machine};
+use super::Machine;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::problem::Shape;
 use flux_core::{Nodes, OpKind, Partials, Problem, Rank, WorldSize};
-use flux_ops::{Activation, Element, GateLayout};
+use flux_ops::{Activation, Element, FusedLinear, GateLayout};
 
 /// What the inputs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,7 +297,7 @@ impl<T: Element> Case<T> {
     pub fn assert_equal(
         &self,
         expected: &Expected<T>,
-        op: &AnyOp<T>,
+        op: &FusedLinear,
         rank: Rank,
         y: &[T],
         context: &str,
@@ -306,7 +306,7 @@ impl<T: Element> Case<T> {
             return self.assert_close(expected, op, rank, y, context);
         }
         assert_eq!(y.len(), self.output_of(rank).count());
-        let rounded = &expected.of(&op.plan(self.problem.m())).rounded;
+        let rounded = &expected.of(&op.plan(self.problem.m() as usize).unwrap()).rounded;
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let wanted = rounded[i];
             // +0 and -0 are the same number.
@@ -322,7 +322,7 @@ impl<T: Element> Case<T> {
     pub fn assert_close(
         &self,
         expected: &Expected<T>,
-        op: &AnyOp<T>,
+        op: &FusedLinear,
         rank: Rank,
         y: &[T],
         context: &str,
@@ -331,7 +331,7 @@ impl<T: Element> Case<T> {
         let bound = if is_collective(op) {
             &expected.collective_bound
         } else {
-            &expected.of(&op.plan(self.problem.m())).bound
+            &expected.of(&op.plan(self.problem.m() as usize).unwrap()).bound
         };
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let (exact, bound) = (expected.exact[i], bound[i]);
@@ -347,8 +347,8 @@ impl<T: Element> Case<T> {
 }
 
 /// Whether the transport's library adds the partial sums.
-fn is_collective<T: Element>(op: &AnyOp<T>) -> bool {
-    matches!(op, AnyOp::Rs(_) | AnyOp::Ar(_)) && op.plan(op.max_m()).comm == CommMode::Sequential
+fn is_collective(op: &FusedLinear) -> bool {
+    op.largest().op().reduces() && op.plan(op.max_m()).unwrap().comm == CommMode::Sequential
 }
 
 /// One element of the result, in fp64.

@@ -7,9 +7,9 @@ use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
 use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
-use crate::ops::{Call, Eps, Kind, Norm, WeightOperands};
+use crate::ops::{Call, Kind, Norm, WeightOperands, epsilon};
 use flux_ops::binding::Class;
-use flux_ops::{DType, Location, Partials, RawTensor};
+use flux_ops::{DType, Epsilon, Location, Partials, RawTensor};
 use flux_transport::Stream;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -86,7 +86,7 @@ struct Arguments {
     weight: Tensor,
     bias: Option<Tensor>,
     residual: Option<Tensor>,
-    norm: Option<(Tensor, Eps)>,
+    norm: Option<(Tensor, Epsilon)>,
     partials: Partials,
     activation: u64,
     /// -1: not said.
@@ -117,7 +117,7 @@ impl Arguments {
             bias: optional(next()),
             residual: if gathers { None } else { optional(next()) },
             norm: (form.pair && !gathers)
-                .then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
+                .then(|| (tensor(next()), epsilon(f64::from_bits(next())))),
             activation: if gathers { next() } else { 0 },
             m: if gathers { next().cast_signed() } else { -1 },
             split: next().cast_signed(),

@@ -9,17 +9,16 @@ mod trace;
 pub(crate) use trace::{Source, Trace, rows};
 
 use super::measure::{AnyRows, Contender, lasts};
-use super::rank::of_all_ranks;
 use super::{BenchCase, SEED, WARM_UP};
 use crate::harness::{
-    Defect, Fill, FusedOp, OperandSet, Operands, RankContext, Span, Verdict, data, percentile,
-    y_window,
+    Defect, Fill, OperandSet, Operands, RankContext, Span, Verdict, data, percentile, y_window,
 };
 use crate::out;
 use crate::report::{Head, HostTime, ServingRow};
 use anyhow::Context;
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
+use flux_ops::FusedLinear;
 use flux_transport::Communicator;
 use memory::Moment;
 use std::collections::BTreeSet;
@@ -107,7 +106,7 @@ pub(super) fn serve(
         }
     }
     let memory = memory::worst(ctx, [before, amid, Moment::now(ctx)?])?;
-    let verdict = of_all_ranks(comm, verdict)?;
+    let verdict = verdict.of_all_ranks(comm)?;
     if !verdict.ok() && ctx.rank().get() == 0 {
         out::note(&format!("{} with rows of {}: {verdict}", case.problem, trace.name));
     }
@@ -155,7 +154,7 @@ fn positions(problem: &Problem, rank: Rank, call: u64) -> Vec<(u32, u32)> {
 /// Checks the op's output in a set at these rows and columns, once the stream has come past it.
 pub(super) fn verify_at<T: Element>(
     ctx: &RankContext,
-    op: &FusedOp<T>,
+    op: &FusedLinear,
     set: &mut OperandSet<T>,
     at: &[(u32, u32)],
     defect: Defect,
@@ -163,7 +162,7 @@ pub(super) fn verify_at<T: Element>(
     ctx.sync(op)?;
     defect.apply(ctx, set)?;
     let held = set.holds.context("the operands must be filled first")?;
-    ctx.verify_at(set, &op.plan_of(&held.problem)?, at)
+    ctx.verify_at(set, &op.plan(held.problem.m() as usize)?, at)
 }
 
 #[cfg(test)]

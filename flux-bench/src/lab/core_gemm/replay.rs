@@ -6,13 +6,13 @@ use super::mock_peers::{self, Words};
 use crate::harness::gpu::Gpu;
 use anyhow::ensure;
 use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
-use flux_core::problem::Shape;
+use flux_core::problem::{Shape, WeightList};
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Activation;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, WeightArgs, launch};
 use flux_ops::internal::launch_of;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
@@ -150,10 +150,11 @@ impl Replay {
             gates: None,
             activation: Activation::None,
             x: matrix(&set.x, problem.x_shape(program.rank), operand)?,
-            w: matrix(&set.w, problem.w_shape(program.rank), operand)?,
-            more: &[],
-            y: matrix(&set.y, problem.y_shape(program.rank), output)?,
-            bias: 0,
+            weights: WeightList::one(WeightArgs {
+                w: matrix(&set.w, problem.w_shape(program.rank), operand)?,
+                y: matrix(&set.y, problem.y_shape(program.rank), output)?,
+                bias: 0,
+            }),
             residual: None,
             data: &self.data,
             pads: &self.pads,

@@ -8,11 +8,14 @@ use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
 use crate::harness::{Verdict, reference};
 use flux_core::layout::RowLayout;
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
+use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule, Sink, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape};
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{
+    Buffers, CpuArgs, CpuWeight, Epilogue, Executor, HostMemory, Rows, RowsMut,
+};
 use flux_kernels::{KernelTarget, Variant, WeightLayout};
 use half::bf16;
 use std::num::NonZeroUsize;
@@ -159,7 +162,7 @@ fn set_words(address: u64, count: u64, value: u32) {
 
 /// A harness, on the host.
 struct HostReplay {
-    executor: Executor<bf16>,
+    executor: Executor,
     data: Vec<u64>,
     pads: Block,
     control: Block,
@@ -206,12 +209,14 @@ impl HostReplay {
         let called = self.executor.run(
             &mut Buffers::default(),
             CpuArgs {
-                more: Default::default(),
                 gathered: None,
                 x: rows(x, problem.k_local(rank)),
-                w: rows(w, problem.w_shape(rank).cols),
-                weights: WeightLayout::Nk,
-                y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                weights: WeightList::one(CpuWeight {
+                    w: rows(w, problem.w_shape(rank).cols),
+                    y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                    bias: None,
+                }),
+                layout: WeightLayout::Nk,
                 epilogue: Epilogue::default(),
                 memory,
                 await_pushed: false,

@@ -9,11 +9,12 @@ use super::usage::Usage;
 use super::{Args, shape};
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{FusedOp, OperandSet, Operands, RankContext, ops_on};
+use crate::harness::{OperandSet, Operands, RankContext, build, ops_on};
 use crate::plan::Overrides;
 use anyhow::{Context, bail, ensure};
 use flux_core::Problem;
 use flux_cuda::CudaDevice;
+use flux_ops::FusedLinear;
 use flux_transport::FLUX_LOCAL_RANK;
 use flux_transport::{Communicator, Failure, Fault, Options, Rebuild, World};
 use half::bf16;
@@ -40,7 +41,7 @@ struct Group {
 
 /// An op with its operands, and the result that was verified.
 struct CheckedOp {
-    op: FusedOp<bf16>,
+    op: FusedLinear,
     set: OperandSet<bf16>,
     expected: Option<Vec<bf16>>,
 }
@@ -123,7 +124,7 @@ impl Group {
                 let mut set = ctx.operand_set(&problem)?;
                 ctx.fill(&mut set, Operands::new(problem, args.seed, call, Fill::SmallInts))?;
                 ops.push(CheckedOp {
-                    op: FusedOp::build(&problem, ctx.comm(), Overrides::default())?,
+                    op: build(&problem, ctx.comm(), Overrides::default())?,
                     set,
                     expected: None,
                 });
@@ -213,7 +214,7 @@ impl Group {
             progress.step("verifies");
             let right = match &checked.expected {
                 Some(expected) => bits(expected) == bits(&y),
-                None => ctx.verify(&checked.set, checked.op.plan())?.ok(),
+                None => ctx.verify(&checked.set, &checked.op.plan(checked.op.max_m())?)?.ok(),
             };
             wrong += u64::from(!right);
             checked.expected.get_or_insert(y);

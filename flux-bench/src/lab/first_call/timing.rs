@@ -6,13 +6,14 @@
 
 use super::FirstCallRow;
 use crate::harness::Fill;
-use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
+use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Times, build, ranks};
 use crate::machine;
 use crate::plan::Overrides;
 use crate::report::Head;
 use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_kernels::Element;
+use flux_ops::FusedLinear;
 use flux_transport::{Communicator, Select, World};
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ pub(super) fn first_call<T: Element>(
         let mut set = ctx.operand_set::<T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         ctx.poison(&mut set.y)?;
-        let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides::default())?;
+        let op = build(problem, ctx.comm(), Overrides::default())?;
         let mut calls = Vec::new();
         for number in 0..=SETTLING + WARM {
             if ctx.gpu().is_some() {
@@ -58,7 +59,7 @@ pub(super) fn first_call<T: Element>(
             // The check after the first call disturbs nothing that counts.
             if number == 0 || number == SETTLING + WARM {
                 defect.apply(&ctx, &mut set)?;
-                let verdict = ctx.verify(&set, op.plan())?;
+                let verdict = ctx.verify(&set, &op.plan(op.max_m())?)?;
                 ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
                 ctx.poison(&mut set.y)?;
             }
@@ -87,7 +88,7 @@ pub(super) fn first_call<T: Element>(
 /// One call, ranks lined up.
 fn call<T: Element>(
     ctx: &RankContext,
-    op: &FusedOp<T>,
+    op: &FusedLinear,
     set: &mut OperandSet<T>,
     origin: Instant,
 ) -> anyhow::Result<Call> {

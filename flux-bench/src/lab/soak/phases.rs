@@ -2,12 +2,13 @@
 
 use crate::harness::Fill;
 use crate::harness::data;
-use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
+use crate::harness::{Defect, EpilogueSpec, OperandSet, Operands, RankContext, build_with};
 use crate::harness::{Verdict, Violation};
 use crate::plan::Overrides;
 use anyhow::Context;
 use flux_core::Problem;
 use flux_kernels::Element;
+use flux_ops::FusedLinear;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -84,10 +85,10 @@ pub(super) fn soak<T: Element>(
     problem: &Problem,
     run: &SoakRun,
 ) -> anyhow::Result<SoakResult> {
-    let op = FusedOp::<T>::build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
+    let op = build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
     let mut sets = [
-        ctx.operand_set_with(op.problem(), run.epilogue)?,
-        ctx.operand_set_with(op.problem(), run.epilogue)?,
+        ctx.operand_set_with::<T>(op.largest(), run.epilogue)?,
+        ctx.operand_set_with(op.largest(), run.epilogue)?,
     ];
     let mut soaked = SoakResult::default();
     let rank =
@@ -96,13 +97,13 @@ pub(super) fn soak<T: Element>(
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
     drop(sets);
-    rank.rows(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
+    rank.rows::<T>(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
     Ok(soaked)
 }
 
-struct RankCase<'a, T> {
+struct RankCase<'a> {
     ctx: &'a RankContext,
-    op: &'a FusedOp<T>,
+    op: &'a FusedLinear,
     epilogue: EpilogueSpec,
     seed: u64,
     defect: Defect,
@@ -111,15 +112,15 @@ struct RankCase<'a, T> {
 /// Longest delay of a rank: longer than any of these calls takes on a GPU.
 const LONGEST_NS: u64 = 3_000_000;
 
-impl<T: Element> RankCase<'_, T> {
+impl RankCase<'_> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.problem(), self.seed, call, fill).with_epilogue(self.epilogue)
+        Operands::new(*self.op.largest(), self.seed, call, fill).with_epilogue(self.epilogue)
     }
 
     /// Delays this rank in its turn: turns of 4 calls, half of them delayed, in an order by the
     /// seed.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
-        let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
+        let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.largest().world().get());
         let random = data::seed(self.seed, pattern, call);
         if turn == u64::from(self.ctx.rank().get()) && random.is_multiple_of(2) {
             self.ctx.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;
@@ -127,13 +128,13 @@ impl<T: Element> RankCase<'_, T> {
         Ok(())
     }
 
-    fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
+    fn verify<T: Element>(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
         self.defect.apply(self.ctx, set)?;
-        let problem = set.holds.map_or(*self.op.problem(), |held| held.problem);
-        self.ctx.verify(set, &self.op.plan_of(&problem)?)
+        let problem = set.holds.map_or(*self.op.largest(), |held| held.problem);
+        self.ctx.verify(set, &self.op.plan(problem.m() as usize)?)
     }
 
-    fn apart(
+    fn apart<T: Element>(
         &self,
         set: &mut OperandSet<T>,
         calls: u64,
@@ -156,7 +157,7 @@ impl<T: Element> RankCase<'_, T> {
         Ok(())
     }
 
-    fn in_a_row(
+    fn in_a_row<T: Element>(
         &self,
         sets: &mut [OperandSet<T>; 2],
         calls: u64,
@@ -178,8 +179,8 @@ impl<T: Element> RankCase<'_, T> {
     }
 
     /// Calls in a row, each with other rows than the one before: at least one of each number.
-    fn rows(&self, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
-        let largest = *self.op.problem();
+    fn rows<T: Element>(&self, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
+        let largest = *self.op.largest();
         let most = largest.m();
         let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
         rows.sort_unstable();
@@ -210,7 +211,11 @@ impl<T: Element> RankCase<'_, T> {
         self.ctx.sync(self.op)
     }
 
-    fn again(&self, set: &mut OperandSet<T>, soaked: &mut SoakResult) -> anyhow::Result<()> {
+    fn again<T: Element>(
+        &self,
+        set: &mut OperandSet<T>,
+        soaked: &mut SoakResult,
+    ) -> anyhow::Result<()> {
         let mut bits: Option<Vec<T>> = None;
         for run in 0..4 {
             self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;

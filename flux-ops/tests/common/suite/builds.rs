@@ -1,6 +1,6 @@
 //! Building is collective: all ranks get the op, or all get an error.
 
-use super::{AnyOp, Case, Machine, call, defaults, unaligned};
+use super::{Case, Machine, build, build_case, call, defaults, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{Rank, TileShape};
@@ -22,7 +22,7 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
             let texts = node.comm.exchange(
-                AnyOp::<bf16>::build(
+                build::<bf16>(
                     OPS[0],
                     [if odd { 64 } else { 32 } * world as usize, 8 * world as usize, 8],
                     OpOptions::default(),
@@ -43,7 +43,7 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
             let text = String::from_utf8(texts[0].clone()).unwrap();
             assert!(text.contains(&format!("rank 1 `ag_gemm max_m={}", 64 * world)), "{text}");
 
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             case.assert_equal(
                 &expected,
                 &op,
@@ -61,7 +61,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
         let w = world as usize;
         machine.run(world, defaults, |node| {
             let refused = |op, shape, options| {
-                AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err().to_string()
+                build::<bf16>(op, shape, options, &node.comm).unwrap_err().to_string()
             };
             let shape_refused = |op, shape| refused(op, shape, OpOptions::default());
             assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
@@ -105,8 +105,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
                 .starts_with("workers = 0")
             );
             assert!(
-                AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm)
-                    .is_ok()
+                build::<bf16>(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm).is_ok()
             );
         });
     }
@@ -119,7 +118,7 @@ pub fn a_rank_that_cannot_build_is_named_to_the_others(machine: Machine) {
             let options =
                 OpOptions { workers: (node.rank.get() == 1).then_some(0), ..OpOptions::default() };
             let shape = [8 * world as usize, 8 * world as usize, 8];
-            match AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err() {
+            match build::<bf16>(OPS[0], shape, options, &node.comm).unwrap_err() {
                 BuildError::Workers { value: 0, .. } => assert_eq!(node.rank.get(), 1),
                 BuildError::Peer { rank, reason } => {
                     assert!(
@@ -131,7 +130,7 @@ pub fn a_rank_that_cannot_build_is_named_to_the_others(machine: Machine) {
                 }
                 other => panic!("{other}"),
             }
-            assert!(AnyOp::<bf16>::build(OPS[0], shape, OpOptions::default(), &node.comm).is_ok());
+            assert!(build::<bf16>(OPS[0], shape, OpOptions::default(), &node.comm).is_ok());
         });
     }
 }

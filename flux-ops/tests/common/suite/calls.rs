@@ -1,7 +1,7 @@
 //! Calls after one another: several ops, changing data, late ranks, operands inside larger
 //! matrices, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, at_once, call, defaults, unaligned};
+use super::{Case, Machine, at_once, build_case, call, defaults, unaligned};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, OPS, OpOptions, Values, scaled};
 use flux_core::problem::Shape;
@@ -26,11 +26,11 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
         };
         let (ag, rs) = (cases(OPS[0]), cases(OPS[1]));
         machine.run(world, defaults, |node| {
-            let small = AnyOp::of(&ag[0].1, OpOptions::default(), node);
+            let small = build_case(&ag[0].1, OpOptions::default(), node);
             let first = call(&small, &ag[0].1, node).unwrap();
             ag[0].1.assert_equal(&ag[0].0, &small, node.rank, &first, "before the workspace grew");
             // Growing it moves it.
-            let large = AnyOp::of(&rs[0].1, OpOptions::default(), node);
+            let large = build_case(&rs[0].1, OpOptions::default(), node);
             for round in 0..12 {
                 for (op, cases) in [(&small, &ag), (&large, &rs), (&large, &rs)] {
                     let (expected, case) = &cases[round % cases.len()];
@@ -58,7 +58,7 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
                 .map(|case| (case.expected_on(machine), case))
                 .collect();
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&cases[0].1, OpOptions::default(), node);
+                let op = build_case(&cases[0].1, OpOptions::default(), node);
                 for i in 0..calls {
                     let (expected, case) = &cases[i % cases.len()];
                     case.assert_equal(
@@ -83,7 +83,7 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
                 Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 17);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 for late in 0..3 * world {
                     if node.rank.get() == late % world {
                         std::thread::sleep(Duration::from_millis(u64::from(7 + 13 * late % 31)));
@@ -128,7 +128,7 @@ pub fn row_strides_are_honoured(machine: Machine) {
                 let x = node.upload(&spread(&case.x(node.rank), lx));
                 let w = node.upload(&spread(&case.w(node.rank), lw));
                 let mut y = node.upload(&vec![mark; ly.rows * ly.row_stride]);
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 op.forward(
                     &node.view(&x, lx),
                     &node.view(&w, lw),
@@ -166,12 +166,13 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
             // Builds have the same deadline, and on a device load a kernel.
             let deadline =
                 scaled(Duration::from_millis(if machine == Machine::Host { 1500 } else { 3000 }));
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
+            machine
+                .run(world, defaults, |node| drop(build_case(&case, OpOptions::default(), node)));
             machine.run(
                 world,
                 |options: &mut Options| options.deadline = deadline,
                 |node| {
-                    let op = AnyOp::of(&case, OpOptions::default(), node);
+                    let op = build_case(&case, OpOptions::default(), node);
                     call(&op, &case, node).unwrap();
                     together.wait();
                     if node.rank.get() != 1 {
@@ -243,7 +244,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                 world,
                 |options: &mut Options| options.deadline = deadline,
                 |node| {
-                    let ops = cases.map(|case| AnyOp::of(case, OpOptions::default(), node));
+                    let ops = cases.map(|case| build_case(case, OpOptions::default(), node));
                     together.wait();
                     let begun = Instant::now();
                     let first = usize::from(node.rank.get() == 1);

@@ -1,12 +1,12 @@
 //! Bias and activation: in every element once, and refused where they do not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
+use super::{Case, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
 use crate::common::case::Expected;
 use crate::common::{Node, OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
 use flux_ops::{
-    Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut,
+    Activation, BuildError, CallError, FusedLinear, Layout, Location, RawTensor, TensorMut,
     TensorRef,
 };
 use half::{bf16, f16};
@@ -35,13 +35,13 @@ fn on_host(machine: Machine) -> OpOptions {
 fn on_one_communicator<T: Number>(
     (machine, world): (Machine, u32),
     cases: impl Iterator<Item = (Case<T>, OpOptions)>,
-    check: impl Fn(&Case<T>, &Expected<T>, &AnyOp<T>, &Node) + Sync,
+    check: impl Fn(&Case<T>, &Expected<T>, &FusedLinear, &Node) + Sync,
 ) {
     let cases: Vec<_> =
         cases.map(|(case, options)| (case.expected_on(machine), case, options)).collect();
     machine.run(world, defaults, |node| {
         for (expected, case, options) in &cases {
-            check(case, expected, &AnyOp::of(case, *options, node), node);
+            check(case, expected, &build_case(case, *options, node), node);
         }
     });
 }
@@ -131,8 +131,8 @@ pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
                 ),
             ];
             for (options, said) in odd_ones {
-                let refused = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], options, &node.comm)
-                    .unwrap_err();
+                let refused =
+                    build::<bf16>(OPS[0], [8 * w, 8 * w, 8], options, &node.comm).unwrap_err();
                 assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
                 assert!(refused.to_string().contains(said), "{refused}");
             }
@@ -142,7 +142,7 @@ pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
                 workers: node.workers,
                 ..plain
             };
-            let op = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], options, &node.comm).unwrap();
+            let op = build::<bf16>(OPS[0], [8 * w, 8 * w, 8], options, &node.comm).unwrap();
             assert!(op.explain().contains("with bias, then silu"), "{}", op.explain());
         });
     }
@@ -159,8 +159,8 @@ pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
                 (case.expected_on(machine), plain.expected_on(machine));
             machine.run(world, defaults, |node| {
                 let (with, without) = (
-                    AnyOp::of(&case, OpOptions::default(), node),
-                    AnyOp::of(&plain, OpOptions::default(), node),
+                    build_case(&case, OpOptions::default(), node),
+                    build_case(&plain, OpOptions::default(), node),
                 );
                 if node.rank.get() == world - 1 {
                     make_every_bad_call(&with, &without, &case, node);
@@ -184,7 +184,7 @@ pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
+fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.span());
@@ -198,13 +198,10 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     );
     let whole = Layout::dense(1, ly.cols);
     let refused = without
-        .forward_with(
-            &x,
-            &w,
-            EpilogueArgs::new().bias(&node.view(&bias, whole)),
-            &mut node.view_mut(&mut y, ly),
-            node.stream(),
-        )
+        .call(&x)
+        .weight(&w, &mut node.view_mut(&mut y, ly))
+        .bias(&node.view(&bias, whole))
+        .on(node.stream())
         .unwrap_err();
     assert!(
         matches!(refused, CallError::Unwanted { operand: "bias", found } if found == whole),
@@ -216,13 +213,10 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     {
         let bias = node.poisoned::<bf16>(wrong.span());
         let refused = with
-            .forward_with(
-                &x,
-                &w,
-                EpilogueArgs::new().bias(&node.view(&bias, wrong)),
-                &mut node.view_mut(&mut y, ly),
-                node.stream(),
-            )
+            .call(&x)
+            .weight(&w, &mut node.view_mut(&mut y, ly))
+            .bias(&node.view(&bias, wrong))
+            .on(node.stream())
             .unwrap_err();
         assert!(
             matches!(refused, CallError::Shape { operand: "bias", found, .. } if found == wrong),
@@ -242,13 +236,10 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     // SAFETY: what is refused does not access it.
     let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
     let refused = with
-        .forward_with(
-            &x,
-            &w,
-            EpilogueArgs::new().bias(&other(raw).unwrap()),
-            &mut node.view_mut(&mut y, ly),
-            node.stream(),
-        )
+        .call(&x)
+        .weight(&w, &mut node.view_mut(&mut y, ly))
+        .bias(&other(raw).unwrap())
+        .on(node.stream())
         .unwrap_err();
     assert!(
         matches!(refused, CallError::Location { operand: "bias", found, .. } if found == elsewhere),
@@ -266,13 +257,10 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     // SAFETY: as above; `y` outlives the call.
     let mut output = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
     let refused = with
-        .forward_with(
-            &x,
-            &w,
-            EpilogueArgs::new().bias(&other(inside).unwrap()),
-            &mut output,
-            node.stream(),
-        )
+        .call(&x)
+        .weight(&w, &mut output)
+        .bias(&other(inside).unwrap())
+        .on(node.stream())
         .unwrap_err();
     assert!(matches!(refused, CallError::Overlap { operand: "bias", .. }), "{refused}");
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");

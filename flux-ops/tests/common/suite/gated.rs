@@ -1,6 +1,6 @@
 //! Gates and ups: multiplied in every element, in both layouts, and refused where they cannot lie.
 
-use super::{AnyOp, Case, Machine, Number, call, call_gathered, defaults};
+use super::{Case, Machine, Number, build, build_case, call, call_gathered, defaults};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{KSplit, Plan};
 use flux_core::{OpKind, ProblemError, TileShape};
@@ -51,7 +51,7 @@ fn multiplies<T: Number>(machine: Machine, activations: &[Activation]) {
             for ((expected, case, values), plan) in
                 cases.iter().flat_map(|case| plans(machine).map(|plan| (case, plan)))
             {
-                let op = AnyOp::of(case, OpOptions::of(plan), node);
+                let op = build_case(case, OpOptions::of(plan), node);
                 let y = call(&op, case, node).unwrap();
                 let check = if *values == Values::Integers {
                     Case::assert_equal
@@ -87,7 +87,7 @@ pub fn gated_rows_are_gathered_and_of_any_number(machine: Machine) {
             Case::<bf16>::new(OpKind::AllGatherGemm, [m, n, k], world, Values::Reals, 227)
                 .gated(GateLayout::Concatenated);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&cases[0].1, OpOptions::default(), node);
+            let op = build_case(&cases[0].1, OpOptions::default(), node);
             for (expected, case) in &cases {
                 case.assert_close(
                     expected,
@@ -97,7 +97,7 @@ pub fn gated_rows_are_gathered_and_of_any_number(machine: Machine) {
                     &format!("m = {}", case.problem.m()),
                 );
             }
-            let op = AnyOp::of(&gathers, OpOptions::default(), node);
+            let op = build_case(&gathers, OpOptions::default(), node);
             assert!(
                 call_gathered(&op, &gathers, node, 8).1 == gathers.all_x(),
                 "other rows: {}",
@@ -116,9 +116,8 @@ pub fn what_cannot_be_gated_is_refused(machine: Machine) {
                 workers: node.workers,
                 ..OpOptions::default()
             };
-            let refused = |shape, options| {
-                AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err()
-            };
+            let refused =
+                |shape, options| build::<bf16>(OPS[0], shape, options, &node.comm).unwrap_err();
             let w = world as usize;
             let error = refused([m, n + 8, k], gated);
             assert!(
@@ -154,7 +153,7 @@ pub fn what_cannot_be_gated_is_refused(machine: Machine) {
                     "{error}"
                 );
             }
-            let op = AnyOp::<bf16>::build(OPS[0], [m, n, k], gated, &node.comm).unwrap();
+            let op = build::<bf16>(OPS[0], [m, n, k], gated, &node.comm).unwrap();
             assert!(
                 op.explain().contains("no bias, concatenated gates times ups"),
                 "{}",

@@ -1,11 +1,11 @@
 //! The gathered `x` of an AllGather-GEMM: the shards of all ranks bit for bit, and refused where it
 //! does not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, layouts};
+use super::{Case, Machine, Number, build, build_case, call, defaults, layouts};
 use crate::common::{Node, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, KSplit, Mover, Plan, RowMapping};
-use flux_ops::{CallError, DType, EpilogueArgs, Layout, Location, RawTensor, TensorMut};
+use flux_ops::{CallError, DType, FusedLinear, Layout, Location, RawTensor, TensorMut};
 use half::{bf16, f16};
 
 const AG: OpKind = OpKind::AllGatherGemm;
@@ -21,12 +21,11 @@ fn case<T: Number>(machine: Machine, world: u32, m: usize, seed: usize) -> Case<
 
 /// A call: `y`, and the gathered rows, which must leave the gaps between them alone.
 pub fn call_gathered<T: Number>(
-    op: &AnyOp<T>,
+    op: &FusedLinear,
     case: &Case<T>,
     node: &Node,
     gap: usize,
 ) -> (Vec<T>, Vec<T>) {
-    let AnyOp::Ag(op) = op else { panic!("only an AllGather-GEMM gathers") };
     let (lx, lw, ly) = layouts(case, node.rank);
     let (rows, cols) = (case.problem.m() as usize, lx.cols);
     let full = Layout::strided(rows, cols, cols + gap);
@@ -34,15 +33,11 @@ pub fn call_gathered<T: Number>(
     let (mut y, mut x_full) =
         (node.poisoned::<T>(ly.span()), node.poisoned::<T>(rows * full.row_stride));
     let (x, w, mut to) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut x_full, full));
-    op.forward_gathered(
-        &x,
-        &w,
-        EpilogueArgs::new(),
-        &mut node.view_mut(&mut y, ly),
-        &mut to,
-        node.stream(),
-    )
-    .unwrap();
+    op.call(&x)
+        .weight(&w, &mut node.view_mut(&mut y, ly))
+        .gathered(&mut to)
+        .on(node.stream())
+        .unwrap();
     drop((x, w, to));
     let x_full = node.download(&x_full);
     let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) =
@@ -92,7 +87,7 @@ fn hands_out<T: Number>(machine: Machine) {
             machine.run(world, defaults, |node| {
                 let options = OpOptions { workers: node.workers, ..OpOptions::of(plan) };
                 let shape = [MOST, cases[0].problem.n() as usize, cases[0].problem.k() as usize];
-                let op = AnyOp::<T>::build(AG, shape, options, &node.comm).unwrap();
+                let op = build::<T>(AG, shape, options, &node.comm).unwrap();
                 for (turn, case) in cases.iter().enumerate() {
                     let alone = call(&op, case, node).unwrap();
                     // Each rank decides for itself, and peers go on meanwhile.
@@ -134,9 +129,7 @@ pub fn gathered_rows_of_calls_in_a_row_do_not_mix(machine: Machine) {
         let cases: Vec<_> =
             (0..6).map(|seed| case::<bf16>(machine, world, MOST - 2 * seed, seed)).collect();
         machine.run(world, defaults, |node| {
-            let AnyOp::Ag(op) = AnyOp::of(&cases[0], OpOptions::default(), node) else {
-                unreachable!("as asked for")
-            };
+            let op = build_case(&cases[0], OpOptions::default(), node);
             let w = node.upload(&cases[0].w(node.rank));
             let mut buffers: Vec<_> = cases
                 .iter()
@@ -145,7 +138,7 @@ pub fn gathered_rows_of_calls_in_a_row_do_not_mix(machine: Machine) {
                     let full = Layout::dense(case.problem.m() as usize, lx.cols);
                     let memory = (
                         node.upload(&case.x(node.rank)),
-                        node.poisoned(ly.span()),
+                        node.poisoned::<bf16>(ly.span()),
                         node.poisoned::<bf16>(full.span()),
                     );
                     (memory, (lx, ly, full))
@@ -155,8 +148,7 @@ pub fn gathered_rows_of_calls_in_a_row_do_not_mix(machine: Machine) {
             for ((x, y, x_full), (lx, ly, full)) in &mut buffers {
                 let (x, w) = (node.view(x, *lx), node.view(&w, lw));
                 let (mut y, mut to) = (node.view_mut(y, *ly), node.view_mut(x_full, *full));
-                op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut y, &mut to, node.stream())
-                    .unwrap();
+                op.call(&x).weight(&w, &mut y).gathered(&mut to).on(node.stream()).unwrap();
             }
             for (case, ((_, _, x_full), _)) in cases.iter().zip(&buffers) {
                 assert!(
@@ -175,8 +167,7 @@ pub fn a_call_without_rows_gathers_none(machine: Machine) {
     for world in machine.worlds(&[1, 2]) {
         let case = case::<bf16>(machine, world, MOST, 3);
         machine.run(world, defaults, |node| {
-            let built = AnyOp::of(&case, OpOptions::default(), node);
-            let AnyOp::Ag(op) = &built else { unreachable!("as asked for") };
+            let op = build_case(&case, OpOptions::default(), node);
             let (lx, lw, ly) = layouts(&case, node.rank);
             let none = |layout: Layout| Layout { rows: 0, ..layout };
             let (x, w) = (node.poisoned(lx.span()), node.poisoned(lw.span()));
@@ -184,18 +175,14 @@ pub fn a_call_without_rows_gathers_none(machine: Machine) {
                 (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(lx.span()));
             let (x, w, mut to) =
                 (node.view(&x, none(lx)), node.view(&w, lw), node.view_mut(&mut x_full, none(lx)));
-            op.forward_gathered(
-                &x,
-                &w,
-                EpilogueArgs::new(),
-                &mut node.view_mut(&mut y, none(ly)),
-                &mut to,
-                node.stream(),
-            )
-            .unwrap();
+            op.call(&x)
+                .weight(&w, &mut node.view_mut(&mut y, none(ly)))
+                .gathered(&mut to)
+                .on(node.stream())
+                .unwrap();
             drop((x, w, to));
             assert!(node.download(&x_full).iter().all(|v| v.is_nan()));
-            assert!(call_gathered(&built, &case, node, 0).1 == case.all_x());
+            assert!(call_gathered(&op, &case, node, 0).1 == case.all_x());
         });
     }
 }
@@ -205,7 +192,7 @@ pub fn gathered_rows_that_do_not_fit_are_refused(machine: Machine) {
     for world in machine.worlds(&[1, 2]) {
         let case = case::<bf16>(machine, world, MOST, 5);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&op, &case, node);
             }
@@ -214,8 +201,7 @@ pub fn gathered_rows_that_do_not_fit_are_refused(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
-    let AnyOp::Ag(op) = op else { unreachable!("as built") };
+fn make_every_bad_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let full = Layout::dense(case.problem.m() as usize, lx.cols);
     // Each large enough for any view.
@@ -230,8 +216,7 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         // SAFETY: what is refused accesses nothing; the memory outlives the calls.
         let mut to = unsafe { TensorMut::<bf16>::from_raw(raw) }.unwrap();
         let mut y = node.view_mut(&mut y, ly);
-        op.forward_gathered(&x_view, &w_view, EpilogueArgs::new(), &mut y, &mut to, node.stream())
-            .unwrap_err()
+        op.call(&x_view).weight(&w_view, &mut y).gathered(&mut to).on(node.stream()).unwrap_err()
     };
     let free = node.address(&other);
     for wrong in [Layout::dense(full.rows - 1, full.cols), Layout::dense(full.rows, full.cols + 8)]

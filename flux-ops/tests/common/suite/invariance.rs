@@ -1,7 +1,7 @@
 //! Batch-invariant ops: equal rows have equal bits in every call and at every place, on every
 //! transport.
 
-use super::{AnyOp, Case, Machine, Number, call, call_with_norm, defaults, unaligned};
+use super::{Case, Machine, Number, build, build_case, call, call_with_norm, defaults, unaligned};
 use crate::common::{Node, OPS, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping, SumOrder};
@@ -107,8 +107,7 @@ fn bits_of_calls<T: Number>(machine: Machine, op: OpKind, world: u32) -> Vec<Bit
             ..OpOptions::default()
         };
         let most = rows.iter().copied().max().unwrap();
-        let built =
-            AnyOp::<T>::build(op, shape(machine, op, world, most), options, &node.comm).unwrap();
+        let built = build::<T>(op, shape(machine, op, world, most), options, &node.comm).unwrap();
         let mut bits = Bits::new();
         // The last ones first: a call does not depend on those before it.
         for case in cases.iter().rev().chain(&cases) {
@@ -202,8 +201,7 @@ pub fn tiles_change_no_bit_of_a_batch_invariant_op(machine: Machine) {
                     ..OpOptions::of(plan)
                 };
                 let built =
-                    AnyOp::<bf16>::build(op, shape(machine, op, world, 100), options, &node.comm)
-                        .unwrap();
+                    build::<bf16>(op, shape(machine, op, world, 100), options, &node.comm).unwrap();
                 let y = call(&built, &case, node).unwrap();
                 enter(&mut bits, &case, node, &[&y])
                     .unwrap_or_else(|why| panic!("rank {}, {op} by {plan}: {why}", node.rank));
@@ -220,7 +218,7 @@ pub fn the_owner_of_a_row_shows_in_its_bits_by_other_plans(machine: Machine) {
         let case = case::<bf16>(machine, OPS[1], world, 512);
         machine.run(world, defaults, |node| {
             let plan = Plan { chunk: Chunk::Tiles(1), ..Plan::of(machine.tiles()[0]) };
-            let op = AnyOp::of(&case, OpOptions::of(plan), node);
+            let op = build_case(&case, OpOptions::of(plan), node);
             let mut bits = Bits::new();
             enter(&mut bits, &case, node, &[&call(&op, &case, node).unwrap()]).unwrap();
             let found = enter_others(&mut bits, OPS[1], node);
@@ -238,7 +236,7 @@ pub fn plans_without_one_order_are_refused(machine: Machine) {
         machine.run(world, defaults, |node| {
             let build = |batch_invariant, plan: Option<Plan>| {
                 let options = OpOptions { batch_invariant, workers: node.workers, ..OpOptions::of(plan) };
-                AnyOp::<bf16>::build(op, shape(machine, op, world, 64), options, &node.comm)
+                build::<bf16>(op, shape(machine, op, world, 64), options, &node.comm)
             };
             let tile = machine.tiles()[0];
             let flattened = Plan { rows: RowMapping::Flattened, ..Plan::of(tile) };

@@ -1,6 +1,6 @@
 //! Ranks that leave while others make calls.
 
-use super::super::{AnyOp, Case, Machine, OpOptions, Values};
+use super::super::{Case, Machine, OpOptions, Values, build_case};
 use super::{at_once, call, defaults, unaligned};
 use crate::common::lateness::assert_soon;
 use crate::common::scaled;
@@ -20,10 +20,11 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
                 Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
+            machine
+                .run(world, defaults, |node| drop(build_case(&case, OpOptions::default(), node)));
             let short = |options: &mut Options| options.deadline = deadline;
             machine.run(world, short, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 case.assert_equal(
                     &expected,
                     &op,

@@ -1,14 +1,14 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps,
 //! what cannot be carried, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, unaligned};
+use super::{Case, Machine, build, build_case, call, defaults, few_rows, layouts, unaligned};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, Node, OPS, OpOptions, SHARDED, Values, scaled};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::plan::{Chunk, Plan, RowMapping};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
-use flux_ops::{BuildError, CallError, Layout};
+use flux_ops::{BuildError, CallError, FusedLinear, Layout};
 use flux_transport::{Fault, Options, TransportError};
 use half::bf16;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
         let expected = cases.each_ref().map(|case| case.expected_on(machine));
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
-            let ops = cases.each_ref().map(|case| AnyOp::of(case, OpOptions::default(), node));
+            let ops = cases.each_ref().map(|case| build_case(case, OpOptions::default(), node));
             for i in 0..64 {
                 let (case, op) = (&cases[i % 2], &ops[i % 2]);
                 // One rank is late now and then.
@@ -55,7 +55,7 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
             Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             let (lx, lw, ly) = layouts(&case, node.rank);
             let wide = Layout { row_stride: lx.cols + 24, ..lx };
             let mut spread = vec![bf16::NAN; wide.span()];
@@ -92,16 +92,16 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
             // A message has all rows for one owner, not a tile of several.
             let flattened = Plan { rows: RowMapping::Flattened, chunk: Chunk::Tiles(1), ..plain(machine) };
             let few = [16 * world as usize, 256, 64 * world as usize];
-            let refused = AnyOp::<bf16>::build(OPS[1], few, OpOptions::of(flattened), &node.comm).unwrap_err();
+            let refused = build::<bf16>(OPS[1], few, OpOptions::of(flattened), &node.comm).unwrap_err();
             if node.comm.nodes().are_mixed() {
                 assert!(matches!(refused, BuildError::Schedule(_)), "{refused}");
-                let refused = AnyOp::<bf16>::build(OPS[2], few, OpOptions::default(), &node.comm).unwrap_err();
+                let refused = build::<bf16>(OPS[2], few, OpOptions::default(), &node.comm).unwrap_err();
                 assert!(matches!(refused, BuildError::NoCollectives { op: OpKind::GemmAllReduce, .. }), "{refused}");
             } else {
                 assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
             }
 
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             op.prepare(&[case.problem.m() as usize]).unwrap();
             let refused = captured(&op, &case, node);
             let here = node.comm.transport();
@@ -115,13 +115,13 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
 }
 
 /// Why a call is refused while its stream is captured.
-fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
+fn captured(op: &FusedLinear, case: &Case<bf16>, node: &Node) -> CallError {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream.
     unsafe { stream.context().disable_event_tracking() };
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
-    let mut y = node.poisoned(ly.span());
+    let mut y = node.poisoned::<bf16>(ly.span());
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let refused = op
         .forward(
@@ -179,10 +179,10 @@ pub(super) fn before_a_new_group(
                 Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, options, node)));
+            machine.run(world, defaults, |node| drop(build_case(&case, options, node)));
             fail(machine, &case, options);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, options, node);
+                let op = build_case(&case, options, node);
                 case.assert_equal(
                     &expected,
                     &op,
@@ -201,7 +201,7 @@ fn without_rank_1<T: Send>(
     machine: Machine,
     case: &Case<bf16>,
     options: OpOptions,
-    tried: impl Fn(&AnyOp<bf16>, &Node) -> T + Sync,
+    tried: impl Fn(&FusedLinear, &Node) -> T + Sync,
     slack: Duration,
     judge: impl Fn(&Node, T, Result<(), Fault>) + Sync,
 ) {
@@ -210,7 +210,7 @@ fn without_rank_1<T: Send>(
     let deadline = scaled(DEADLINE);
     let short = |options: &mut Options| options.deadline = deadline;
     machine.run(world.get(), short, |node| {
-        let op = AnyOp::of(case, options, node);
+        let op = build_case(case, options, node);
         call(&op, case, node).unwrap();
         together.wait();
         let began = Instant::now();
@@ -229,7 +229,7 @@ fn without_rank_1<T: Send>(
 }
 
 pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, options: OpOptions) {
-    let one = |op: &AnyOp<bf16>, node: &Node| {
+    let one = |op: &FusedLinear, node: &Node| {
         let returned = call(op, case, node).is_ok();
         (returned, call(op, case, node).err())
     };
@@ -267,10 +267,10 @@ fn rank_1_never_calls_while_streams_are_filled(
 ) {
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
-    let fill = |op: &AnyOp<bf16>, node: &Node| {
+    let fill = |op: &FusedLinear, node: &Node| {
         let (lx, lw, ly) = layouts(case, node.rank);
         let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
-        let mut y = node.poisoned(ly.span());
+        let mut y = node.poisoned::<bf16>(ly.span());
         let one = |_| {
             op.forward(
                 &node.view(&x, lx),

@@ -40,11 +40,11 @@ pub use several::*;
 pub use uneven::*;
 pub use weights::*;
 
-use super::{AnyOp, Case, Machine, Node};
+use super::{Case, Machine, Node, build, build_case, build_several};
 use flux_core::OpKind;
 use flux_core::problem::Shape;
 use flux_kernels::Element;
-use flux_ops::{CallError, EpilogueArgs, Layout};
+use flux_ops::{CallError, FusedLinear, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub fn layouts<T: Number>(case: &Case<T>, rank: flux_core::Rank) -> (Layout, Lay
 }
 
 /// One call on fresh buffers.
-pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec<T>, CallError> {
+pub fn call<T: Number>(op: &FusedLinear, case: &Case<T>, node: &Node) -> Result<Vec<T>, CallError> {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
@@ -113,14 +113,12 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
         bias.as_ref().map(|bias| node.view(bias, (cols,))),
         residual.as_ref().map(|rows| node.view(rows, ly)),
     );
-    let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
-    let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
-    op.forward_with(
-        &node.view(&x, lx),
-        &node.view(&w, lw),
-        args,
-        &mut node.view_mut(&mut y, ly),
-        node.stream(),
-    )?;
+    {
+        let (x, w, mut y) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut y, ly));
+        let call = op.call(&x).weight(&w, &mut y);
+        let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
+        let call = if let Some(residual) = &residual { call.residual(residual) } else { call };
+        call.on(node.stream())?;
+    }
     Ok(node.download(&y))
 }

@@ -1,12 +1,12 @@
 //! RMSNorm of finished rows: within the derived bound of the rounded rows, and refused where it
 //! does not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
+use super::{Case, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{CommMode, Plan, RowMapping};
 use flux_core::{DType, OpKind};
 use flux_ops::{
-    BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef,
+    BuildError, CallError, FusedLinear, Layout, Location, RawTensor, TensorMut, TensorRef,
 };
 use half::{bf16, f16};
 
@@ -24,7 +24,7 @@ pub fn gain<T: Number>(cols: usize) -> Vec<T> {
 /// A call of an op with a norm, and with bias and residual where the case has them: `y` and
 /// `y_norm`, which has rows with gaps.
 pub(super) fn call_with_norm<T: Number>(
-    op: &AnyOp<T>,
+    op: &FusedLinear,
     case: &Case<T>,
     node: &Node,
 ) -> (Vec<T>, Vec<T>) {
@@ -42,17 +42,13 @@ pub(super) fn call_with_norm<T: Number>(
     let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, wide));
     let bias = case.bias(node.rank).map(|bias| node.upload(&bias));
     let bias = bias.as_ref().map(|bias| node.view(bias, (ly.cols,)));
-    let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
-    let args = if let Some(residual) = &residual { args.residual(residual) } else { args }
-        .norm(&gain, &mut to);
-    op.forward_with(
-        &node.view(&x, lx),
-        &node.view(&w, lw),
-        args,
-        &mut node.view_mut(&mut y, ly),
-        node.stream(),
-    )
-    .unwrap();
+    {
+        let (x, w, mut y) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut y, ly));
+        let call = op.call(&x).weight(&w, &mut y).norm(&gain, &mut to);
+        let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
+        let call = if let Some(residual) = &residual { call.residual(residual) } else { call };
+        call.on(node.stream()).unwrap();
+    }
     drop((gain, to));
     let y_norm = node.download(&y_norm);
     let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) =
@@ -68,7 +64,7 @@ pub(super) fn call_with_norm<T: Number>(
 /// The norm of a row by its definition, in fp64, and how far fp32 arithmetic and one rounding may
 /// be off: a sum of `n` squares by `n` roundings, of which the root halves the error, and five
 /// operations, the reciprocal root within two roundings of its own.
-pub fn assert_normalised<T: Number>(y: &[T], y_norm: &[T], cols: usize, op: &AnyOp<T>) {
+pub fn assert_normalised<T: Number>(y: &[T], y_norm: &[T], cols: usize, op: &FusedLinear) {
     assert_eq!(y.len(), y_norm.len());
     let gain = gain::<T>(cols);
     let (eps32, u) = (f64::from(f32::EPSILON) / 2.0, T::DTYPE.unit_roundoff());
@@ -112,7 +108,7 @@ fn normalises<T: Number>(machine: Machine) {
             ];
             let results = machine.run(world, defaults, |node| {
                 plans.map(|plan| {
-                    let op = AnyOp::of(
+                    let op = build_case(
                         &case,
                         OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) },
                         node,
@@ -154,7 +150,7 @@ pub fn sequential_calls_normalise(machine: Machine) {
         machine.run(world, defaults, |node| {
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
             let op =
-                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
+                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
             let (y, y_norm) = call_with_norm(&op, &case, node);
             case.assert_close(&expected, &op, node.rank, &y, "a call");
             assert_normalised(&y, &y_norm, case.problem.n() as usize, &op);
@@ -173,24 +169,23 @@ pub fn a_norm_of_no_rows_is_nothing(machine: Machine) {
             Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 131);
         machine.run(world, defaults, |node| {
             let op =
-                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
             let none = |layout: Layout| Layout { rows: 0, ..layout };
             let (lx, lw, ly) = layouts(&case, node.rank);
-            let (x, w, gain) =
-                (node.poisoned(lx.span()), node.poisoned(lw.span()), node.upload(&gain(ly.cols)));
+            let (x, w, gain) = (
+                node.poisoned::<bf16>(lx.span()),
+                node.poisoned(lw.span()),
+                node.upload(&gain(ly.cols)),
+            );
             let (mut y, mut y_norm) =
                 (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
             let (gain, mut to) =
                 (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, none(ly)));
-            let args = EpilogueArgs::new().norm(&gain, &mut to);
-            op.forward_with(
-                &node.view(&x, none(lx)),
-                &node.view(&w, lw),
-                args,
-                &mut node.view_mut(&mut y, none(ly)),
-                node.stream(),
-            )
-            .unwrap();
+            op.call(&node.view(&x, none(lx)))
+                .weight(&node.view(&w, lw), &mut node.view_mut(&mut y, none(ly)))
+                .norm(&gain, &mut to)
+                .on(node.stream())
+                .unwrap();
             drop((gain, to));
             assert!(node.download(&y_norm).iter().all(|v| v.is_nan()), "{}", op.explain());
             let (y, y_norm) = call_with_norm(&op, &case, node);
@@ -214,7 +209,7 @@ pub fn ranks_agree_on_the_norm(machine: Machine) {
                     workers: node.workers,
                     ..OpOptions::default()
                 };
-                AnyOp::<bf16>::build(op, shape, options, &node.comm)
+                build::<bf16>(op, shape, options, &node.comm)
             };
             for odd in [None, Some(1e-6)] {
                 let refused =
@@ -249,8 +244,8 @@ pub fn a_norm_that_does_not_fit_is_refused(machine: Machine) {
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let with =
-                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
-            let without = AnyOp::of(&case, OpOptions::default(), node);
+                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+            let without = build_case(&case, OpOptions::default(), node);
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&with, &without, &case, node);
             }
@@ -272,7 +267,7 @@ pub fn a_norm_that_does_not_fit_is_refused(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
+fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     // Each as large as `y`, whose shape every one is given in turn.
     let of = |layout: Layout| node.poisoned::<bf16>(layout.span().max(ly.span()));
@@ -281,21 +276,22 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
         (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span() + 8 * ly.rows));
     let whole = Layout::from((ly.cols,));
     let (x_view, w_view, gain) = (node.view(&x, lx), node.view(&w, lw), node.view(&columns, whole));
-    let refused = |op: &AnyOp<bf16>, args: EpilogueArgs<'_, bf16>, y: &mut Memory<bf16>| {
-        op.forward_with(&x_view, &w_view, args, &mut node.view_mut(y, ly), node.stream())
-            .unwrap_err()
-    };
+    macro_rules! refused {
+        ($op:expr, $y:expr $(, $operand:ident($($of:expr),*))*) => {
+            $op.call(&x_view)
+                .weight(&w_view, &mut node.view_mut($y, ly))
+                $(.$operand($($of),*))*
+                .on(node.stream())
+                .unwrap_err()
+        };
+    }
 
-    let error = refused(with, EpilogueArgs::new(), &mut y);
+    let error = refused!(with, &mut y);
     assert!(
         matches!(error, CallError::NotGiven { operand: "gain", expected } if expected.cols as usize == ly.cols),
         "{error}"
     );
-    let error = refused(
-        without,
-        EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)),
-        &mut y,
-    );
+    let error = refused!(without, &mut y, norm(&gain, &mut node.view_mut(&mut other, ly)));
     assert!(
         matches!(error, CallError::Unwanted { operand: "gain", .. })
             && error.to_string().ends_with("with rms_norm(eps)"),
@@ -304,21 +300,16 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
 
     for wrong in [ly.cols - 8, ly.cols + 8] {
         let gain = node.view(&columns, (wrong,));
-        let error = refused(
-            with,
-            EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)),
-            &mut y,
-        );
+        let error = refused!(with, &mut y, norm(&gain, &mut node.view_mut(&mut other, ly)));
         assert!(
             matches!(error, CallError::Shape { operand: "gain", found, .. } if found.cols == wrong),
             "{error}"
         );
         let wrong = Layout::dense(ly.rows, wrong);
-        let error = refused(
+        let error = refused!(
             with,
-            EpilogueArgs::new()
-                .norm(&node.view(&columns, whole), &mut node.view_mut(&mut other, wrong)),
             &mut y,
+            norm(&node.view(&columns, whole), &mut node.view_mut(&mut other, wrong))
         );
         assert!(
             matches!(error, CallError::Shape { operand: "y_norm", found, .. } if found == wrong),
@@ -337,11 +328,8 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     };
     // SAFETY: what is refused accesses neither; the memory outlives the calls.
     let output = |raw| unsafe { TensorMut::<bf16>::from_raw(raw).unwrap() };
-    let error = refused(
-        with,
-        EpilogueArgs::new().norm(&gain, &mut output(raw(node.address(&other), elsewhere, ly))),
-        &mut y,
-    );
+    let error =
+        refused!(with, &mut y, norm(&gain, &mut output(raw(node.address(&other), elsewhere, ly))));
     assert!(
         matches!(error, CallError::Location { operand: "y_norm", found, .. } if found == elsewhere),
         "{error}"
@@ -355,11 +343,7 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
         ("y", node.address(&y)),
     ];
     for (shares, address) in shared {
-        let error = refused(
-            with,
-            EpilogueArgs::new().norm(&gain, &mut output(raw(address, here, ly))),
-            &mut y,
-        );
+        let error = refused!(with, &mut y, norm(&gain, &mut output(raw(address, here, ly))));
         let wanted = if shares == "y" { ("y", "y_norm") } else { ("y_norm", shares) };
         assert!(
             matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted),
@@ -369,8 +353,7 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     // `y` on the gain.
     // SAFETY: as above.
     let on_y = unsafe { TensorRef::<bf16>::from_raw(raw(node.address(&y), here, whole)).unwrap() };
-    let error =
-        refused(with, EpilogueArgs::new().norm(&on_y, &mut node.view_mut(&mut other, ly)), &mut y);
+    let error = refused!(with, &mut y, norm(&on_y, &mut node.view_mut(&mut other, ly)));
     assert!(matches!(error, CallError::Overlap { output: "y", operand: "gain", .. }), "{error}");
     assert!(
         node.download(&y).iter().chain(&node.download(&other)).all(|e| e.is_nan()),

@@ -1,6 +1,6 @@
 //! Partial sums in fp32: one rounding, no overflow before the total, the same bits everywhere.
 
-use super::{AnyOp, Case, Machine, call, defaults, few_rows, unaligned};
+use super::{Case, Machine, build, build_case, call, defaults, few_rows, unaligned};
 use crate::common::{OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, Partials};
@@ -43,7 +43,7 @@ pub fn f32_partials_give_the_exact_result_of_integers(machine: Machine) {
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             for plan in plans(machine, op) {
-                let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                let op = build_case(&case, OpOptions::of(plan), node);
                 case.assert_equal(
                     &expected,
                     &op,
@@ -64,7 +64,7 @@ pub fn f32_partials_are_rounded_once(machine: Machine) {
             .with_partials(Partials::F32);
         let expected = case.expected_on(machine);
         let outputs = machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             let y = call(&op, &case, node).unwrap();
             case.assert_close(&expected, &op, node.rank, &y, "a call");
             assert!(call(&op, &case, node).unwrap() == y, "another run has other bits");
@@ -85,13 +85,13 @@ pub fn f32_partials_overflow_only_where_the_total_does(machine: Machine) {
         let expected = exact.expected_on(machine);
         machine.run(world, defaults, |node| {
             for plan in plans(machine, op) {
-                let rounded = AnyOp::of(&case, OpOptions::of(plan), node);
+                let rounded = build_case(&case, OpOptions::of(plan), node);
                 let y = call(&rounded, &case, node).unwrap();
                 assert!(
                     y.iter().all(|y| !y.is_finite()),
                     "{op}: fp16 partial sums of {world} ranks are beyond fp16"
                 );
-                let op = AnyOp::of(&exact, OpOptions::of(plan), node);
+                let op = build_case(&exact, OpOptions::of(plan), node);
                 exact.assert_equal(
                     &expected,
                     &op,
@@ -117,7 +117,7 @@ pub fn f32_partials_of_batch_invariant_ops_have_their_own_bits(machine: Machine)
         let rows = machine.run(world, defaults, |node| {
             let mut rows = Vec::new();
             for case in &cases {
-                let op = AnyOp::of(
+                let op = build_case(
                     case,
                     OpOptions { batch_invariant: true, ..OpOptions::default() },
                     node,
@@ -143,7 +143,7 @@ pub fn f32_partials_refuse_a_sum_by_the_library(machine: Machine) {
         };
         let options = OpOptions { partials: Partials::F32, ..OpOptions::of(plan) };
         for op in machine.ops().iter().copied().filter(|op| op.reduces()) {
-            let refused = AnyOp::<bf16>::build(op, few_rows(machine, op, 2), options, &node.comm);
+            let refused = build::<bf16>(op, few_rows(machine, op, 2), options, &node.comm);
             assert!(matches!(refused, Err(BuildError::SequentialPartials { .. })), "{refused:?}");
         }
     });
@@ -153,10 +153,9 @@ pub fn ranks_with_other_partials_do_not_build(machine: Machine) {
     machine.run(2, defaults, |node| {
         let partials = if node.rank.get() == 0 { Partials::F32 } else { Partials::Output };
         let options = OpOptions { partials, ..OpOptions::default() };
-        let error =
-            AnyOp::<bf16>::build(OpKind::GemmReduceScatter, [16, 64, 64], options, &node.comm)
-                .unwrap_err()
-                .to_string();
-        assert!(error.contains("partials=f32"), "{error}");
+        let error = build::<bf16>(OpKind::GemmReduceScatter, [16, 64, 64], options, &node.comm)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("bf16+f32"), "{error}");
     });
 }

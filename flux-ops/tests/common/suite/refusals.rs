@@ -1,9 +1,9 @@
 //! Bad operands are refused before anything is launched.
 
-use super::{AnyOp, Case, Machine, Node, call, defaults, layouts, unaligned};
+use super::{Case, Machine, Node, build_case, call, defaults, layouts, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::DType;
-use flux_ops::{CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{CallError, FusedLinear, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::{Stream, TransportError};
 use half::bf16;
 
@@ -16,7 +16,7 @@ pub fn a_refused_call_launches_nothing(machine: Machine) {
                 Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 23);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 if node.rank.get() == world - 1 {
                     make_every_bad_call(&op, &case, node);
                 }
@@ -32,7 +32,7 @@ pub fn a_refused_call_launches_nothing(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
+fn make_every_bad_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     // So few that every shard has other rows.
     let fewer = case.problem.world().index();
@@ -79,7 +79,7 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
 
 /// Operands of the right shape in the wrong place: another device, memory shared with `y`, a stream
 /// of another kind.
-fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
+fn make_every_misplaced_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (at_w, at_y) = (lx.span(), lx.span() + lw.span());
     let memory = node.poisoned::<bf16>(at_y + ly.span());
@@ -102,7 +102,7 @@ fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
             (
                 TensorRef::<bf16>::from_raw(x).unwrap(),
                 TensorRef::from_raw(w).unwrap(),
-                TensorMut::from_raw(y).unwrap(),
+                TensorMut::<bf16>::from_raw(y).unwrap(),
             )
         };
         op.forward(&x, &w, &mut y, stream).unwrap_err()

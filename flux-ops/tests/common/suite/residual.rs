@@ -1,11 +1,13 @@
 //! Residuals: in every element once, in place too, and refused where they do not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, unaligned};
+use super::{
+    Case, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
+};
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::{DType, OpKind};
 use flux_ops::{
-    Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut,
+    Activation, BuildError, CallError, FusedLinear, Layout, Location, RawTensor, TensorMut,
     TensorRef,
 };
 use half::{bf16, f16};
@@ -35,24 +37,17 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
 }
 
 /// A call whose `y` holds the residual.
-fn call_in_place<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Vec<T> {
+fn call_in_place<T: Number>(op: &FusedLinear, case: &Case<T>, node: &Node) -> Vec<T> {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.upload(&case.residual(node.rank).unwrap());
     let bias = case.bias(node.rank).map(|bias| node.upload(&bias));
     let bias = bias.as_ref().map(|bias| node.view(bias, (ly.cols,)));
-    let args = bias
-        .as_ref()
-        .map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias))
-        .residual_in_y();
-    op.forward_with(
-        &node.view(&x, lx),
-        &node.view(&w, lw),
-        args,
-        &mut node.view_mut(&mut y, ly),
-        node.stream(),
-    )
-    .unwrap();
+    let (x, w, mut to) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut y, ly));
+    let call = op.call(&x).weight(&w, &mut to).residual_in_y();
+    let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
+    call.on(node.stream()).unwrap();
+    drop(to);
     node.download(&y)
 }
 
@@ -75,7 +70,7 @@ fn adds_an_integer_residual_once<T: Number>(machine: Machine, bias: bool) {
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 for &plan in &plans {
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    let op = build_case(&case, OpOptions::of(plan), node);
                     case.assert_equal(
                         &expected,
                         &op,
@@ -117,7 +112,7 @@ pub fn residuals_stay_within_the_derived_bound(machine: Machine) {
             let plans = plans(machine);
             let results = machine.run(world, defaults, |node| {
                 let of_plan = |&plan: &Option<Plan>| {
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    let op = build_case(&case, OpOptions::of(plan), node);
                     let y = call(&op, &case, node).unwrap();
                     case.assert_close(&expected, &op, node.rank, &y, "a call");
                     assert!(
@@ -147,7 +142,7 @@ pub fn strides_of_a_residual_are_honoured(machine: Machine) {
                 .with_residual(Values::Integers);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             let (lx, lw, ly) = layouts(&case, node.rank);
             let (wide, rows) =
                 (Layout { row_stride: ly.cols + 16, ..ly }, case.residual(node.rank).unwrap());
@@ -164,15 +159,11 @@ pub fn strides_of_a_residual_are_honoured(machine: Machine) {
             );
             let mut y = node.poisoned(ly.span());
             let rows = node.view(&rows, wide);
-            let args = EpilogueArgs::new().residual(&rows);
-            op.forward_with(
-                &node.view(&x, lx),
-                &node.view(&w, lw),
-                args,
-                &mut node.view_mut(&mut y, ly),
-                node.stream(),
-            )
-            .unwrap();
+            op.call(&node.view(&x, lx))
+                .weight(&node.view(&w, lw), &mut node.view_mut(&mut y, ly))
+                .residual(&rows)
+                .on(node.stream())
+                .unwrap();
             case.assert_equal(&expected, &op, node.rank, &node.download(&y), "with gaps");
         });
     }
@@ -187,12 +178,12 @@ pub fn ranks_agree_on_the_residual(machine: Machine) {
         let shape = [8 * world as usize, 8, 8 * world as usize];
         machine.run(world, defaults, |node| {
             let options = OpOptions { residual: node.rank.get() == 1, ..OpOptions::default() };
-            let refused = AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err();
+            let refused = build::<bf16>(op, shape, options, &node.comm).unwrap_err();
             assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
             assert!(refused.to_string().contains("no bias, with residual"), "{refused}");
             let options =
                 OpOptions { residual: true, workers: node.workers, ..OpOptions::default() };
-            let op = AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap();
+            let op = build::<bf16>(op, shape, options, &node.comm).unwrap();
             assert!(op.explain().contains("no bias, with residual"), "{}", op.explain());
         });
     }
@@ -211,8 +202,8 @@ pub fn a_residual_that_does_not_fit_is_refused(machine: Machine) {
         let (expected, expected_plain) = (case.expected_on(machine), plain.expected_on(machine));
         machine.run(world, defaults, |node| {
             let (with, without) = (
-                AnyOp::of(&case, OpOptions::default(), node),
-                AnyOp::of(&plain, OpOptions::default(), node),
+                build_case(&case, OpOptions::default(), node),
+                build_case(&plain, OpOptions::default(), node),
             );
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&with, &without, &case, node);
@@ -235,34 +226,40 @@ pub fn a_residual_that_does_not_fit_is_refused(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
+fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.span() + 8);
     let rows = node.poisoned::<bf16>(ly.span() + 8 * ly.rows + ly.cols);
     let (x, w) = (node.view(&x, lx), node.view(&w, lw));
-    let refused = |op: &AnyOp<bf16>, args: EpilogueArgs<'_, bf16>, y: &mut Memory<bf16>| {
-        op.forward_with(&x, &w, args, &mut node.view_mut(y, ly), node.stream()).unwrap_err()
-    };
+    macro_rules! refused {
+        ($op:expr, $y:expr $(, $operand:ident($($of:expr),*))*) => {
+            $op.call(&x)
+                .weight(&w, &mut node.view_mut($y, ly))
+                $(.$operand($($of),*))*
+                .on(node.stream())
+                .unwrap_err()
+        };
+    }
 
-    let error = refused(with, EpilogueArgs::new(), &mut y);
+    let error = refused!(with, &mut y);
     let (rows_of_y, cols_of_y) = (ly.rows as u32, ly.cols as u32);
     let fits = |rows, cols| (rows, cols) == (rows_of_y, cols_of_y);
     assert!(
         matches!(error, CallError::NotGiven { operand: "residual", expected } if fits(expected.rows, expected.cols)),
         "{error}"
     );
-    let error = refused(without, EpilogueArgs::new().residual(&node.view(&rows, ly)), &mut y);
+    let error = refused!(without, &mut y, residual(&node.view(&rows, ly)));
     assert!(
         matches!(error, CallError::Unwanted { operand: "residual", found } if found == ly),
         "{error}"
     );
-    let error = refused(without, EpilogueArgs::new().residual_in_y(), &mut y);
+    let error = refused!(without, &mut y, residual_in_y());
     assert!(matches!(error, CallError::Unwanted { operand: "residual", .. }), "{error}");
 
     let (less, more) = (Layout::dense(ly.rows, ly.cols - 8), Layout::dense(ly.rows, ly.cols + 8));
     for wrong in [less, more, Layout::dense(ly.rows + 1, ly.cols), Layout::dense(1, ly.cols)] {
-        let error = refused(with, EpilogueArgs::new().residual(&node.view(&rows, wrong)), &mut y);
+        let error = refused!(with, &mut y, residual(&node.view(&rows, wrong)));
         assert!(
             matches!(error, CallError::Shape { operand: "residual", found, .. } if found == wrong),
             "{error}"
@@ -280,7 +277,7 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     };
     // SAFETY: what is refused does not access it.
     let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw).unwrap() };
-    let error = refused(with, EpilogueArgs::new().residual(&other(raw)), &mut y);
+    let error = refused!(with, &mut y, residual(&other(raw)));
     assert!(
         matches!(error, CallError::Location { operand: "residual", found, .. } if found == elsewhere),
         "{error}"
@@ -298,13 +295,10 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
         // SAFETY: as above; `y` outlives the call.
         let mut y = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
         let error = with
-            .forward_with(
-                &x,
-                &w,
-                EpilogueArgs::new().residual(&other(aliased)),
-                &mut y,
-                node.stream(),
-            )
+            .call(&x)
+            .weight(&w, &mut y)
+            .residual(&other(aliased))
+            .on(node.stream())
             .unwrap_err();
         assert!(matches!(error, CallError::Overlap { operand: "residual", .. }), "{error}");
     }

@@ -1,7 +1,7 @@
 //! The numbers: exact where they can be, within the derived bound elsewhere, and always the same
 //! bits.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, unaligned};
+use super::{Case, Machine, Number, build_case, call, defaults, few_rows, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping, Target};
@@ -22,7 +22,7 @@ fn equals_the_exact_result<T: Number>(machine: Machine) {
             );
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 let y = call(&op, &case, node).unwrap();
                 case.assert_equal(&expected, &op, node.rank, &y, "a call");
                 op.status().unwrap();
@@ -45,7 +45,7 @@ fn stays_within_the_bound<T: Number>(machine: Machine) {
             let case = Case::<T>::new(op, unaligned(machine, op, world), world, Values::Reals, 7);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::default(), node);
+                let op = build_case(&case, OpOptions::default(), node);
                 case.assert_close(
                     &expected,
                     &op,
@@ -81,7 +81,7 @@ pub fn no_chunk_and_no_group_changes_a_bit(machine: Machine) {
                 {
                     let plan =
                         Plan { chunk, rows: RowMapping::PerShard { group }, ..Plan::of(tile) };
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    let op = build_case(&case, OpOptions::of(plan), node);
                     let y = call(&op, &case, node).unwrap();
                     case.assert_close(&expected, &op, node.rank, &y, "a call");
                     let first = first.get_or_insert_with(|| y.clone());
@@ -131,7 +131,7 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
                         RowMapping::PerShard { group }
                     };
                     let plan = Plan { rows, k, k_slices, chunk: Chunk::Tiles(1), ..Plan::of(tile) };
-                    let op = AnyOp::of(integers, OpOptions::of(plan), node);
+                    let op = build_case(integers, OpOptions::of(plan), node);
                     let y = call(&op, integers, node).unwrap();
                     integers.assert_equal(exact, &op, node.rank, &y, "a call");
                     let y = call(&op, reals, node).unwrap();
@@ -169,7 +169,7 @@ pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
                 .collect();
             // On one communicator: ranks take longer to connect than to call.
             machine.run(world, defaults, |node| {
-                for op in plans.iter().map(|&plan| AnyOp::of(&case, OpOptions::of(plan), node)) {
+                for op in plans.iter().map(|&plan| build_case(&case, OpOptions::of(plan), node)) {
                     for _ in 0..3 {
                         let y = call(&op, &case, node).unwrap();
                         case.assert_close(&expected, &op, node.rank, &y, "a call");
@@ -200,7 +200,7 @@ pub fn runs_give_the_same_bits(machine: Machine) {
             let run = |workers| {
                 let options = OpOptions { workers: Some(workers), ..OpOptions::default() };
                 machine.run(world, defaults, |node| {
-                    call(&AnyOp::of(&case, options, node), &case, node).unwrap()
+                    call(&build_case(&case, options, node), &case, node).unwrap()
                 })
             };
             let first = run(1);

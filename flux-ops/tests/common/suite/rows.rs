@@ -1,12 +1,12 @@
 //! Ops whose rows change from call to call: results, agreement, refusals, and what the ops of a
 //! communicator share.
 
-use super::{AnyOp, Case, Machine, Node, at_once, call, defaults, layouts};
+use super::{Case, Machine, Node, at_once, build, call, defaults, layouts};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, OPS, OpOptions, Values, scaled};
 use flux_core::OpKind;
 use flux_ops::internal::limit_programs;
-use flux_ops::{BuildError, CallError, Layout};
+use flux_ops::{BuildError, CallError, FusedLinear, Layout};
 use flux_transport::{Fault, HeldBytes, Options, TransportError};
 use half::bf16;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn cases(
 }
 
 /// A call without rows.
-fn empty_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> Result<(), CallError> {
+fn empty_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) -> Result<(), CallError> {
     let (lx, lw, ly) = layouts(case, node.rank);
     let without = |layout: Layout| Layout::dense(0, layout.cols);
     let (x, w, mut y) =
@@ -62,7 +62,7 @@ pub fn rows_change_with_every_call(machine: Machine) {
         let layers = OPS.map(|op| cases(machine, op, world, &rows));
         machine.run(world, defaults, |node| {
             let build = |op| {
-                AnyOp::<bf16>::build(
+                build::<bf16>(
                     op,
                     shape(machine, op, world, MOST),
                     OpOptions { workers: node.workers, ..Default::default() },
@@ -102,8 +102,7 @@ pub fn evicted_programs_are_made_again(machine: Machine) {
             limit_programs(&node.comm, ROOM);
             let options = OpOptions { workers: node.workers, ..plan };
             let ops = OPS.map(|op| {
-                AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
-                    .unwrap()
+                build::<bf16>(op, shape(machine, op, world, MOST), options, &node.comm).unwrap()
             });
             for turn in 0..60 {
                 for (op, cases) in ops.iter().zip(&layers) {
@@ -119,7 +118,7 @@ pub fn evicted_programs_are_made_again(machine: Machine) {
             }
             // What never has room is refused when it is built.
             let many = shape(machine, OPS[0], world, 100_000);
-            match AnyOp::<bf16>::build(OPS[0], many, options, &node.comm).unwrap_err() {
+            match build::<bf16>(OPS[0], many, options, &node.comm).unwrap_err() {
                 BuildError::ProgramMemory { bytes, limit, .. } => {
                     assert!(bytes > limit && limit == ROOM);
                 }
@@ -144,7 +143,7 @@ pub fn prepared_programs_stay(machine: Machine) {
         machine.run(world, defaults, |node| {
             limit_programs(&node.comm, 8192);
             let options = OpOptions { workers: node.workers, ..OpOptions::of(flux_core::Plan::of(machine.tiles()[0])) };
-            let op = AnyOp::<bf16>::build(OPS[1], shape(machine, OPS[1], world, MOST), options, &node.comm).unwrap();
+            let op = build::<bf16>(OPS[1], shape(machine, OPS[1], world, MOST), options, &node.comm).unwrap();
             op.prepare(&[16, 0]).unwrap();
             let refused = (1..=MOST).find_map(|rows| op.prepare(&[rows]).err());
             assert!(
@@ -174,13 +173,9 @@ pub fn calls_with_other_rows_fail_on_every_rank(machine: Machine) {
                     |options: &mut Options| options.deadline = deadline,
                     |node| {
                         let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-                        let built = AnyOp::<bf16>::build(
-                            op,
-                            shape(machine, op, world, MOST),
-                            options,
-                            &node.comm,
-                        )
-                        .unwrap();
+                        let built =
+                            build::<bf16>(op, shape(machine, op, world, MOST), options, &node.comm)
+                                .unwrap();
                         together.wait();
                         let begun = Instant::now();
                         let mut fault = None;
@@ -225,9 +220,8 @@ pub fn rows_that_do_not_fit_are_refused(machine: Machine) {
             let cases = cases(machine, op, world, &[16, 32, MOST + 1]);
             machine.run(world, defaults, |node| {
                 let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-                let built =
-                    AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
-                        .unwrap();
+                let built = build::<bf16>(op, shape(machine, op, world, MOST), options, &node.comm)
+                    .unwrap();
                 if node.rank.get() == world - 1 {
                     match call(&built, &cases[2].0, node).unwrap_err() {
                         CallError::TooManyRows { m, max_m } => {
@@ -250,7 +244,7 @@ pub fn rows_that_do_not_fit_are_refused(machine: Machine) {
                     let (x, w, mut y) = (
                         node.poisoned::<bf16>(lx.span()),
                         node.poisoned(lw.span()),
-                        node.poisoned(ly.span()),
+                        node.poisoned::<bf16>(ly.span()),
                     );
                     let refused = built.forward(
                         &node.view(&x, lx),
@@ -283,10 +277,9 @@ pub fn ops_hold_no_memory_of_their_own(machine: Machine) {
         machine.run(world, defaults, |node| {
             let options = OpOptions { workers: node.workers, ..OpOptions::default() };
             let build = |op| {
-                AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
-                    .unwrap()
+                build::<bf16>(op, shape(machine, op, world, MOST), options, &node.comm).unwrap()
             };
-            let use_all = |ops: &[AnyOp<bf16>]| {
+            let use_all = |ops: &[FusedLinear]| {
                 for (op, cases) in ops.iter().zip(&cases) {
                     for (case, _) in cases {
                         call(op, case, node).unwrap();

@@ -1,13 +1,13 @@
 //! Sequential calls: one collective of all rows, before or after one GEMM.
 
 use super::messages::{before_a_new_group, plain, rank_1_never_calls};
-use super::{AnyOp, Case, Machine, Number, call, defaults, equal_shards, few_rows, layouts};
+use super::{Case, Machine, Number, build_case, call, defaults, equal_shards, few_rows, layouts};
 use crate::common::{Memory, Node, OPS, OpOptions, Values, scaled};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, KSplit, Plan};
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, PinnedBlock, wait_value_async};
-use flux_ops::{Activation, EpilogueArgs, Layout};
+use flux_ops::{Activation, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
             let ops: Vec<_> =
-                cases.iter().map(|(case, options)| AnyOp::of(case, *options, node)).collect();
+                cases.iter().map(|(case, options)| build_case(case, *options, node)).collect();
             // Each op behind each one, so in both buffers.
             let pairs = (0..ops.len())
                 .flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
@@ -64,8 +64,12 @@ pub fn sequential_integers_of_two_ranks_are_exact(machine: Machine) {
         let expected = case.expected_on(machine);
         for world in machine.worlds(&[2]) {
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
-                assert!(op.plan(case.problem.m()).is_flattened(), "{}", op.explain());
+                let op = build_case(&case, OpOptions::of(sequential(machine)), node);
+                assert!(
+                    op.plan(case.problem.m() as usize).unwrap().is_flattened(),
+                    "{}",
+                    op.explain()
+                );
                 case.assert_equal(
                     &expected,
                     &op,
@@ -100,7 +104,7 @@ fn finish<T: Number>(machine: Machine) {
             let case = if bias { case.with_residual(Values::Reals) } else { case };
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+                let op = build_case(&case, OpOptions::of(sequential(machine)), node);
                 case.assert_close(
                     &expected,
                     &op,
@@ -122,14 +126,14 @@ pub fn sequential_calls_honour_row_strides(machine: Machine) {
             Case::<bf16>::new(op, equal_shards(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+            let op = build_case(&case, OpOptions::of(sequential(machine)), node);
             let wide = |layout: Layout| Layout { row_stride: layout.cols + 24, ..layout };
             let (lx, lw, ly) = layouts(&case, node.rank);
             let (x, w) = (
                 with_gaps(&case.x(node.rank), wide(lx), node),
                 with_gaps(&case.w(node.rank), wide(lw), node),
             );
-            let mut y = node.poisoned(wide(ly).span());
+            let mut y = node.poisoned::<bf16>(wide(ly).span());
             for _ in 0..3 {
                 op.forward(
                     &node.view(&x, wide(lx)),
@@ -172,7 +176,7 @@ pub fn a_stream_that_is_held_up_ahead_of_a_sequential_call_blames_nobody(machine
         let expected = case.expected_on(machine);
         let options = |options: &mut Options| options.deadline = deadline;
         machine.run(world, options, |node| {
-            let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+            let op = build_case(&case, OpOptions::of(sequential(machine)), node);
             let (lx, lw, ly) = layouts(&case, node.rank);
             let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
             let mut y = node.poisoned(ly.span());
@@ -185,14 +189,10 @@ pub fn a_stream_that_is_held_up_ahead_of_a_sequential_call_blames_nobody(machine
             // SAFETY: the word is there until the stream has passed it, below.
             unsafe { wait_value_async(&device, word.address(), 1, held) }.unwrap();
             drop(current);
-            op.forward_with(
-                &node.view(&x, lx),
-                &node.view(&w, lw),
-                EpilogueArgs::new(),
-                &mut node.view_mut(&mut y, ly),
-                node.stream(),
-            )
-            .unwrap();
+            op.call(&node.view(&x, lx))
+                .weight(&node.view(&w, lw), &mut node.view_mut(&mut y, ly))
+                .on(node.stream())
+                .unwrap();
             std::thread::sleep(2 * deadline);
             assert_eq!(op.status(), Ok(()));
             // SAFETY: the word is there, and only read by the device.

@@ -1,12 +1,11 @@
 //! Several weights that share one gather: each result is that of its weight alone.
 
-use super::{AnyOp, Case, Machine, Number, defaults, layouts};
+use super::{Case, Machine, Number, build_several, defaults, layouts};
 use crate::common::{Node, OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, ProblemError};
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, CallError, EpilogueArgs, GateLayout, Layout,
-    WeightLayout, WeightOperands,
+    Activation, AllGatherGemm, BuildError, CallError, FusedLinear, GateLayout, Layout, WeightLayout,
 };
 use half::{bf16, f16};
 
@@ -38,12 +37,11 @@ fn cases<T: Number>(
 
 /// A call: every weight's `y`, and the gathered rows where they are asked for.
 fn call_several<T: Number>(
-    op: &AnyOp<T>,
+    op: &FusedLinear,
     cases: &[Case<T>],
     node: &Node,
     gathers: bool,
 ) -> (Vec<Vec<T>>, Option<Vec<T>>) {
-    let AnyOp::Ag(op) = op else { panic!("only an AllGather-GEMM has several weights") };
     let (rank, of) = (node.rank, |case: &Case<T>| layouts(case, node.rank));
     let x = node.upload(&cases[0].x(rank));
     let w: Vec<_> = cases.iter().map(|case| node.upload(&case.w(rank))).collect();
@@ -61,14 +59,16 @@ fn call_several<T: Number>(
             .collect();
         let mut y: Vec<_> =
             cases.iter().zip(&mut y).map(|(case, y)| node.view_mut(y, of(case).2)).collect();
-        let weights = w.iter().zip(&mut y).zip(&bias).map(|((w, y), bias)| {
-            let weight = WeightOperands::new(w, y);
-            if let Some(bias) = bias { weight.bias(bias) } else { weight }
-        });
-        let weights: Vec<_> = weights.collect();
-        let mut to = gathers.then(|| node.view_mut(&mut x_full, full));
-        op.forward_several(&node.view(&x, of(&cases[0]).0), &weights, to.as_mut(), node.stream())
-            .unwrap();
+        let (x, mut to) = (node.view(&x, of(&cases[0]).0), node.view_mut(&mut x_full, full));
+        let mut call = op.call(&x);
+        for ((w, y), bias) in w.iter().zip(&mut y).zip(&bias) {
+            call = call.weight(w, y);
+            if let Some(bias) = bias {
+                call = call.bias(bias);
+            }
+        }
+        let call = if gathers { call.gathered(&mut to) } else { call };
+        call.on(node.stream()).unwrap();
     }
     (y.iter().map(|y| node.download(y)).collect(), gathers.then(|| node.download(&x_full)))
 }
@@ -108,7 +108,7 @@ fn share<T: Number>(machine: Machine, values: Values, activation: Activation) {
             // Two weights to four.
             for (plan, weights) in plans(machine).into_iter().zip((2..=4).cycle()) {
                 let cases = &cases[4 - weights..];
-                let op = AnyOp::of_several(cases, OpOptions::of(plan), node);
+                let op = build_several(cases, OpOptions::of(plan), node);
                 for gathers in [false, true] {
                     let (results, x_full) = call_several(&op, cases, node, gathers);
                     assert!(
@@ -153,7 +153,7 @@ pub fn several_weights_take_any_number_of_rows(machine: Machine) {
             .map(|cases| cases.iter().map(|case| case.expected_on(machine)).collect())
             .collect();
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of_several(&cases[0], OpOptions::default(), node);
+            let op = build_several(&cases[0], OpOptions::default(), node);
             for (cases, expected) in cases.iter().zip(&expected) {
                 let (results, _) = call_several(&op, cases, node, false);
                 for ((case, expected), y) in cases.iter().zip(expected).zip(&results) {
@@ -231,41 +231,52 @@ pub fn what_several_weights_cannot_be_is_refused(machine: Machine) {
                 [(3, 48), (4, 16)].map(|(at, n): (usize, usize)| node.view(&memory[at], (n,)));
             let [mut y, mut second_y] = [(&mut y, 48), (&mut second, 16)]
                 .map(|(y, n)| node.view_mut(y, Layout::dense(16, n)));
-            let call = |weights: &[WeightOperands<'_, bf16>]| {
-                op.forward_several(&x, weights, None, node.stream()).unwrap_err()
-            };
-            let given = call(&[WeightOperands::new(&first_w, &mut y).bias(&first_bias)]);
+            let given = op.call(&x).weight(&first_w, &mut y).bias(&first_bias).on(node.stream());
+            let given = given.unwrap_err();
             assert!(matches!(given, CallError::Weights { takes: 2, given: 1 }), "{given}");
-            let bias = call(&[
-                WeightOperands::new(&first_w, &mut y).bias(&first_bias),
-                WeightOperands::new(&second_w, &mut second_y),
-            ]);
+            let bias = op
+                .call(&x)
+                .weight(&first_w, &mut y)
+                .bias(&first_bias)
+                .weight(&second_w, &mut second_y)
+                .on(node.stream())
+                .unwrap_err();
             assert!(
-                bias.to_string().contains(
-                    "a bias[1] and none was given: call forward_several with one of [1, 16]"
-                ),
+                bias.to_string().contains("a bias[1] and none was given: give one of [1, 16]"),
                 "{bias}"
             );
-            let shape = call(&[
-                WeightOperands::new(&first_w, &mut y).bias(&first_bias),
-                WeightOperands::new(&first_w, &mut second_y).bias(&second_bias),
-            ]);
+            let stray = op
+                .call(&x)
+                .bias(&first_bias)
+                .weight(&first_w, &mut y)
+                .weight(&second_w, &mut second_y)
+                .bias(&second_bias)
+                .on(node.stream())
+                .unwrap_err();
+            assert!(matches!(stray, CallError::StrayBias), "{stray}");
+            let shape = op
+                .call(&x)
+                .weight(&first_w, &mut y)
+                .bias(&first_bias)
+                .weight(&first_w, &mut second_y)
+                .bias(&second_bias)
+                .on(node.stream())
+                .unwrap_err();
             assert!(
                 shape
                     .to_string()
                     .starts_with("w[1] is [48, 24], but ag_gemm with m = 16 takes [16, 24]"),
                 "{shape}"
             );
-            let alone = op
-                .forward_with(
-                    &x,
-                    &first_w,
-                    EpilogueArgs::new().bias(&first_bias),
-                    &mut y,
-                    node.stream(),
-                )
-                .unwrap_err();
-            assert!(matches!(alone, CallError::Weights { takes: 2, given: 1 }), "{alone}");
+            let mut five = op.call(&x);
+            let mut ys: Vec<_> = memory.iter().map(|_| node.poisoned::<bf16>(16 * 16)).collect();
+            let mut ys: Vec<_> =
+                ys.iter_mut().map(|y| node.view_mut(y, Layout::dense(16, 16))).collect();
+            for y in &mut ys {
+                five = five.weight(&second_w, y);
+            }
+            let five = five.on(node.stream()).unwrap_err();
+            assert!(matches!(five, CallError::Weights { takes: 2, given: 5 }), "{five}");
         });
     }
 }

@@ -1,13 +1,11 @@
 //! Worlds that do not divide the columns of an AllGather-GEMM or the inner extent of a sum: the
 //! first ranks have 8 more.
 
-use super::{AnyOp, Case, Machine, call, call_gathered, call_with_norm, defaults};
+use super::{Case, Machine, build, build_case, call, call_gathered, call_with_norm, defaults};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::{OpKind, ProblemError, Rank};
-use flux_ops::{
-    Activation, AllGatherGemm, BuildError, CallError, EpilogueArgs, GemmReduceScatter, Layout,
-};
+use flux_ops::{Activation, AllGatherGemm, BuildError, CallError, GemmReduceScatter, Layout};
 use half::bf16;
 
 const WORLDS: [u32; 5] = [2, 3, 5, 6, 7];
@@ -70,7 +68,7 @@ pub fn unequal_parts_of_n_and_k_give_the_exact_result(machine: Machine) {
                 .iter()
                 .flat_map(|case| plans(machine).into_iter().map(move |plan| (case, plan)))
             {
-                let op = AnyOp::of(case, OpOptions::of(plan), node);
+                let op = build_case(case, OpOptions::of(plan), node);
                 for _ in 0..2 {
                     case.assert_equal(
                         expected,
@@ -104,7 +102,7 @@ pub fn unequal_parts_of_n_and_k_stay_within_the_bound(machine: Machine) {
         machine.run(world, defaults, |node| {
             for plan in plans(machine) {
                 let rms_norm = case.problem.op().reduces().then_some(1e-5);
-                let op = AnyOp::of(&case, OpOptions { rms_norm, ..OpOptions::of(plan) }, node);
+                let op = build_case(&case, OpOptions { rms_norm, ..OpOptions::of(plan) }, node);
                 let y = if rms_norm.is_some() {
                     let (y, y_norm) = call_with_norm(&op, &case, node);
                     super::assert_normalised(&y, &y_norm, case.problem.n() as usize, &op);
@@ -127,7 +125,7 @@ pub fn a_vocabulary_is_split_in_groups_of_8(machine: Machine) {
         let case = Case::<bf16>::new(OPS[0], [5, COLUMNS, 16], world, Values::Integers, 139);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions::default(), node);
+            let op = build_case(&case, OpOptions::default(), node);
             case.assert_equal(
                 &expected,
                 &op,
@@ -172,7 +170,7 @@ pub fn operands_of_another_part_are_refused(machine: Machine) {
                 let (x, w) = (view(&x, x_shape.0, x_shape.1), view(&w, w_shape.0, w_shape.1));
                 let mut y = node.view_mut(&mut y, Layout::dense(y_shape.0, y_shape.1));
                 let result = if gathers {
-                    ag.forward_with(&x, &w, EpilogueArgs::new(), &mut y, node.stream())
+                    ag.call(&x).weight(&w, &mut y).on(node.stream())
                 } else {
                     rs.forward(&x, &w, &mut y, node.stream())
                 };
@@ -210,7 +208,7 @@ pub fn fewer_groups_of_8_than_ranks_are_refused(machine: Machine) {
         let few = 8 * (world as usize - 1);
         machine.run(world, defaults, |node| {
             let build = |op, n, k| {
-                AnyOp::<bf16>::build(op, [16, n, k], OpOptions::default(), &node.comm)
+                build::<bf16>(op, [16, n, k], OpOptions::default(), &node.comm)
                     .map(drop)
                     .unwrap_err()
             };

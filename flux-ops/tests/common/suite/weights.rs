@@ -1,13 +1,15 @@
 //! Weights of `[k, n]`: the bits of those of `[n, k]`, and refused where they are not.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, unaligned};
+use super::{
+    Case, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
+};
 use crate::common::{Node, OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan};
-use flux_ops::{BuildError, CallError, Layout, WeightLayout};
+use flux_ops::{BuildError, CallError, FusedLinear, Layout, WeightLayout};
 use half::{bf16, f16};
 
 /// A call on the transpose of the case's weights, in rows with gaps of NaN.
-fn call_transposed<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Vec<T> {
+fn call_transposed<T: Number>(op: &FusedLinear, case: &Case<T>, node: &Node) -> Vec<T> {
     let (lx, lw, ly) = layouts(case, node.rank);
     let w = case.w(node.rank);
     let transposed = Layout::strided(lw.cols, lw.rows, lw.rows + 8);
@@ -42,12 +44,13 @@ fn gives_the_same_bits<T: Number>(machine: Machine) {
                 let split = Plan { k: KSplit::SplitK(2), ..Plan::of(machine.tiles()[0]) };
                 for plan in [None, Some(split)] {
                     let options = OpOptions::of(plan);
-                    let straight = AnyOp::of(&case, options, node);
+                    let straight = build_case(&case, options, node);
                     let transposed =
-                        AnyOp::of(&case, OpOptions { weights: WeightLayout::Kn, ..options }, node);
+                        build_case(&case, OpOptions { weights: WeightLayout::Kn, ..options }, node);
                     let y = call_transposed(&transposed, &case, node);
                     case.assert_close(&expected, &transposed, node.rank, &y, "transposed weights");
-                    let same = straight.plan(case.problem.m()).comm == CommMode::Sequential
+                    let same = straight.plan(case.problem.m() as usize).unwrap().comm
+                        == CommMode::Sequential
                         || call(&straight, &case, node).unwrap() == y;
                     assert!(same, "other bits: {}", transposed.explain());
                 }
@@ -76,7 +79,7 @@ pub fn weights_that_do_not_lie_as_built_are_refused(machine: Machine) {
             if world > 1 {
                 let weights =
                     if node.rank.get() == 1 { WeightLayout::Kn } else { WeightLayout::Nk };
-                let refused = AnyOp::<bf16>::build(
+                let refused = build::<bf16>(
                     op,
                     shape,
                     OpOptions { weights, ..OpOptions::default() },
@@ -89,7 +92,7 @@ pub fn weights_that_do_not_lie_as_built_are_refused(machine: Machine) {
                     "{refused}"
                 );
             }
-            let built = AnyOp::of(
+            let built = build_case(
                 &case,
                 OpOptions { weights: WeightLayout::Kn, ..OpOptions::default() },
                 node,

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from .models import MODELS
-from .options import PHASES, Options
-from .vllm import MODES as ENGINES
+from .options import ENGINES, PHASES, Options
 
 _MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
 GRACE = 180.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["GRACE", "PHASES", "Options"]
+__all__ = ["ENGINES", "GRACE", "PHASES", "Options"]
 
 PHASES = {
     "prefill": (2048, 8192, 16384),
@@ -14,6 +14,8 @@ PHASES = {
     "train": (2048, 8192),
 }
 """The phases, each with its numbers of rows."""
+ENGINES = ("default", "async_tp", "flux")
+"""How vLLM's layers are computed in its runs."""
 GRACE = 90.0
 """Seconds past the time limit after which a run that hangs ends itself."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODELS
-from .vllm import MODES as ENGINES
+from .options import ENGINES
 
 __all__ = ["line", "show"]
 

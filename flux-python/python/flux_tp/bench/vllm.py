@@ -22,9 +22,8 @@ from typing import Any
 from .models import MODELS, Model
 from .options import Options
 
-__all__ = ["CASES", "MODES", "random_weights", "rows_of", "run"]
+__all__ = ["CASES", "random_weights", "rows_of", "run"]
 
-MODES = ("default", "async_tp", "flux")
 # Name, batch, input tokens, output tokens.
 CASES = [("prefill", 4, 2048, 1)] + [("decode", batch, 128, 32) for batch in (1, 16, 64, 256)]
 WARMUPS = 2

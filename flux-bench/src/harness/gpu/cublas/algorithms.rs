@@ -2,32 +2,9 @@
 //!
 //! Invariant: the library itself has checked each for the shape.
 
-use super::gemm::Gemm;
+use super::gemm::{Gemm, Types};
 use super::library::{Algo, Candidate, CublasError, check};
-use flux_core::DType;
 use std::ffi::{c_int, c_void};
-
-/// Types of a GEMM, as the library numbers them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Types {
-    /// Of `cudaDataType`: operands and result.
-    pub(super) element: c_int,
-    /// Of `cublasComputeType_t`.
-    pub(super) compute: c_int,
-    /// Of `cudaDataType`: alpha and beta.
-    pub(super) scale: c_int,
-}
-
-impl Types {
-    /// With fp32 accumulation: `CUDA_R_16BF` or `CUDA_R_16F`, `CUBLAS_COMPUTE_32F`, `CUDA_R_32F`.
-    pub(super) const fn of(dtype: DType) -> Self {
-        let element = match dtype {
-            DType::Bf16 => 14,
-            DType::F16 => 2,
-        };
-        Self { element, compute: 68, scale: 0 }
-    }
-}
 
 /// Algorithms that the library is asked for; it has some dozens.
 const MOST_IDS: c_int = 256;

@@ -3,7 +3,6 @@
 //! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, row-major and dense, with fp32
 //! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
 
-use super::algorithms::Types;
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
 use flux_core::DType;
 use flux_cuda::{CudaDevice, DeviceBlock};
@@ -26,6 +25,28 @@ const ALL_CANDIDATES: c_int = 512;
 /// Whether the library can run it in our workspace.
 fn is_usable(candidate: &Candidate) -> bool {
     candidate.state == 0 && candidate.workspace <= WORKSPACE
+}
+
+/// Types of a GEMM, as the library numbers them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Types {
+    /// Of `cudaDataType`: operands and result.
+    pub(super) element: c_int,
+    /// Of `cublasComputeType_t`.
+    pub(super) compute: c_int,
+    /// Of `cudaDataType`: alpha and beta.
+    pub(super) scale: c_int,
+}
+
+impl Types {
+    /// With fp32 accumulation: `CUDA_R_16BF` or `CUDA_R_16F`, `CUBLAS_COMPUTE_32F`, `CUDA_R_32F`.
+    pub(super) const fn of(dtype: DType) -> Self {
+        let element = match dtype {
+            DType::Bf16 => 14,
+            DType::F16 => 2,
+        };
+        Self { element, compute: 68, scale: 0 }
+    }
 }
 
 /// A GEMM of one shape on one device.

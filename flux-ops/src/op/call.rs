@@ -1,0 +1,189 @@
+//! A call as its caller spells it out.
+//!
+//! Invariant: nothing happens before [`Call::on`]; until then the call borrows its operands.
+
+use super::FusedLinear;
+use crate::error::CallError;
+use crate::operands::{Norm, Operands, Weight};
+use crate::tensor::{TensorMut, TensorRef, View};
+use flux_core::problem::WeightList;
+use flux_kernels::Element;
+use flux_transport::Stream;
+use std::marker::PhantomData;
+
+/// One call of an op, begun by [`FusedLinear::call`]: operands of element type `X`, outputs of `Y`.
+///
+/// ```
+/// use flux_ops::{Activation, AllGatherGemm, TensorMut, TensorRef};
+/// use flux_transport::{Communicator, Select, Stream, World};
+/// use half::bf16;
+///
+/// let (m, n, k) = (4, 16, 8);
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+/// let builder = AllGatherGemm::<bf16>::builder(m, n, k).bias(true);
+/// let op = builder.activation(Activation::Relu).build(&comm)?;
+///
+/// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
+/// let bias: Vec<_> = (0..n).map(|column| bf16::from_f32(-(column as f32))).collect();
+/// op.call(&TensorRef::host(&x, (m, k))?)
+///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n))?)
+///     .bias(&TensorRef::host(&bias, (n,))?)
+///     .on(Stream::Host)?;
+/// assert_eq!(y[..n].iter().map(|y| y.to_f32()).sum::<f32>(), 36.0, "8, 7, ..., 1, 0, 0, ...");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is put on a stream"]
+pub struct Call<'a, X, Y = X> {
+    op: &'a FusedLinear,
+    operands: Operands<View>,
+    /// Weights that were given, those beyond the most included.
+    given: usize,
+    /// A bias that no weight was given for.
+    stray_bias: bool,
+    residual_in_y: bool,
+    memory: PhantomData<(&'a mut [X], &'a mut [Y])>,
+}
+
+impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
+    pub(super) const fn new(op: &'a FusedLinear, x: View) -> Self {
+        let weights = WeightList::new();
+        Self {
+            op,
+            operands: Operands { x, weights, residual: None, norm: None, gathered: None },
+            given: 0,
+            stray_bias: false,
+            residual_in_y: false,
+            memory: PhantomData,
+        }
+    }
+
+    /// A weight and its result, with shapes as [`FusedLinear`] says. An op with
+    /// [several weights](crate::Builder::several_weights) takes all of them, in their order.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// // Queries of 32 features, keys and values of 16.
+    /// let (m, k, columns) = (4, 8, [32, 16, 16]);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = AllGatherGemm::<bf16>::builder(m, 64, k).several_weights(&columns).build(&comm)?;
+    ///
+    /// let x = vec![bf16::ONE; m * k];
+    /// let w = columns.map(|n| vec![bf16::ONE; n * k]);
+    /// let mut y = columns.map(|n| vec![bf16::NAN; m * n]);
+    /// let [q, keys, values] = &mut y;
+    /// op.call(&TensorRef::host(&x, (m, k))?)
+    ///     .weight(&TensorRef::host(&w[0], (32, k))?, &mut TensorMut::host(q, (m, 32))?)
+    ///     .weight(&TensorRef::host(&w[1], (16, k))?, &mut TensorMut::host(keys, (m, 16))?)
+    ///     .weight(&TensorRef::host(&w[2], (16, k))?, &mut TensorMut::host(values, (m, 16))?)
+    ///     .on(Stream::Host)?;
+    /// assert!(y.iter().flatten().all(|&y| y == bf16::from_f32(8.0)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn weight(mut self, w: &'a TensorRef<'_, X>, y: &'a mut TensorMut<'_, Y>) -> Self {
+        self.given += 1;
+        // Too many are found by their number.
+        let _ = self.operands.weights.push(Weight { w: w.view(), bias: None, y: y.view() });
+        self
+    }
+
+    /// The bias of the weight before it, of an op built with
+    /// [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or `(1, cols)` for the
+    /// columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`. It is added once to
+    /// every row of the result.
+    pub fn bias(mut self, bias: &'a TensorRef<'_, Y>) -> Self {
+        match self.operands.weights.iter_mut().last() {
+            Some(weight) => weight.bias = Some(bias.view()),
+            None => self.stray_bias = true,
+        }
+        self
+    }
+
+    /// Of an op built with [`Builder::residual`](crate::Builder::residual): a view of the shape of
+    /// `y`, which is added to it. Of a [`GemmAllReduce`](crate::GemmAllReduce) it holds the same on
+    /// every rank.
+    pub const fn residual(mut self, residual: &'a TensorRef<'_, Y>) -> Self {
+        self.operands.residual = Some(residual.view());
+        self
+    }
+
+    /// As [`residual`](Self::residual), where `y` itself holds it before the call.
+    pub const fn residual_in_y(mut self) -> Self {
+        self.residual_in_y = true;
+        self
+    }
+
+    /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of
+    /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
+    pub const fn norm(
+        mut self,
+        gain: &'a TensorRef<'_, Y>,
+        y_norm: &'a mut TensorMut<'_, Y>,
+    ) -> Self {
+        self.operands.norm = Some(Norm { gain: gain.view(), y_norm: y_norm.view() });
+        self
+    }
+
+    /// Of an [`AllGatherGemm`](crate::AllGatherGemm): copies the gathered rows to `x_full[m, k]`,
+    /// for other consumers of them, as the weight's gradient.
+    ///
+    /// `x_full` shares no memory with other operands, and rows of it may have gaps. The copy
+    /// follows the op's kernel on the stream. Each rank decides for itself whether it wants the
+    /// rows.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let rank = |world: World| {
+    ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
+    ///     let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
+    ///
+    ///     let shard = vec![bf16::from_f32(comm.rank().get() as f32); m / 2 * k];
+    ///     let (w, mut y) = (vec![bf16::ONE; n / 2 * k], vec![bf16::NAN; m * n / 2]);
+    ///     let mut x_full = vec![bf16::NAN; m * k];
+    ///     op.call(&TensorRef::host(&shard, (m / 2, k))?)
+    ///         .weight(&TensorRef::host(&w, (n / 2, k))?, &mut TensorMut::host(&mut y, (m, n / 2))?)
+    ///         .gathered(&mut TensorMut::host(&mut x_full, (m, k))?)
+    ///         .on(Stream::Host)?;
+    ///     assert!(x_full[..m / 2 * k].iter().all(|&x| x == bf16::ZERO));
+    ///     assert!(x_full[m / 2 * k..].iter().all(|&x| x == bf16::ONE));
+    ///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// };
+    ///
+    /// std::thread::scope(|scope| {
+    ///     let spawn = |world| scope.spawn(move || rank(world));
+    ///     let ranks: Vec<_> = World::local(2)?.into_iter().map(spawn).collect();
+    ///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    pub const fn gathered(mut self, x_full: &'a mut TensorMut<'_, X>) -> Self {
+        self.operands.gathered = Some(x_full.view());
+        self
+    }
+
+    /// Makes the call, as [`FusedLinear::forward`] says.
+    ///
+    /// # Errors
+    /// As [`FusedLinear::forward`]. [`CallError::Weights`] for another number of weights than the op
+    /// has, [`CallError::StrayBias`] for a bias before its weight.
+    pub fn on<'s>(mut self, stream: impl Into<Stream<'s>>) -> Result<(), CallError> {
+        if self.stray_bias {
+            return Err(CallError::StrayBias);
+        }
+        let (takes, given) = (self.op.weight_count(), self.given);
+        if takes != given {
+            return Err(CallError::Weights { takes, given });
+        }
+        if self.residual_in_y {
+            self.operands.residual = Some(self.operands.weights[0].y);
+        }
+        self.op.run_checked(&self.operands, stream.into())
+    }
+}

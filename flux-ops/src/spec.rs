@@ -1,0 +1,269 @@
+//! What an op is built for.
+//!
+//! Invariant: all that an op follows from is here, whatever face it is asked for through. What ranks
+//! must agree on is in its text; what a kind of op does not have is refused before any rank is
+//! asked.
+
+use crate::error::BuildError;
+use flux_core::plan::Plan;
+use flux_core::problem::Shape;
+use flux_core::tile::GATE_COLUMNS;
+use flux_core::{Numerics, OpKind, Partials, Problem, WorldSize};
+use flux_kernels::{Activation, GateLayout, WeightLayout};
+use std::fmt;
+use std::path::PathBuf;
+
+/// What an op is built for. Fields are the options of [`Builder`](crate::Builder), which says what
+/// each does; all but those of its table file, `max_workspace`, `workers` and `trace` are the same
+/// on every rank.
+///
+/// ```
+/// use flux_ops::{DType, FusedLinear, OpKind, OpSpec};
+/// use flux_transport::{Communicator, Select, World};
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+/// let mut spec = OpSpec::new(OpKind::GemmAllReduce, 512, 1024, 256, DType::F16);
+/// spec.epilogue.residual = true;
+/// assert!(FusedLinear::build(spec, &comm)?.explain().contains("with residual"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct OpSpec {
+    /// The op.
+    pub kind: OpKind,
+    /// Most rows of a call.
+    pub max_m: usize,
+    /// Global output features.
+    pub n: usize,
+    /// Global inner features.
+    pub k: usize,
+    /// Of several weights the output features of each, `n` in all.
+    pub columns: Option<Vec<usize>>,
+    /// Element types.
+    pub numerics: Numerics,
+    /// How weights lie.
+    pub weights: WeightLayout,
+    /// What is done with sums, and with the rounded rows.
+    pub epilogue: EpilogueSpec,
+    /// Whether a row's bits do not depend on the rows beside it.
+    pub batch_invariant: bool,
+    /// In place of a plan table's or the cost model's.
+    pub plan: Option<Plan>,
+    /// The file of measured plans, in place of the user's.
+    pub plan_table: Option<PathBuf>,
+    /// Most bytes of the workspace.
+    pub max_workspace: Option<u64>,
+    /// How calls are launched.
+    pub launch: LaunchOptions,
+}
+
+/// What an op does with its fp32 sums before it rounds them, and with the rounded rows; nothing by
+/// default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EpilogueSpec {
+    /// Whether calls bring a bias.
+    pub bias: bool,
+    /// Whether calls bring a residual, which is added after the bias.
+    pub residual: bool,
+    /// Applied after both.
+    pub activation: Activation,
+    /// How gates and ups lie in `w` and the bias, where activated gates are multiplied by ups.
+    pub gates: Option<GateLayout>,
+    /// Of the rounded rows.
+    pub rms_norm: Option<Epsilon>,
+}
+
+/// What is added to the mean of a row's squares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Epsilon {
+    bits: u32,
+}
+
+impl From<f32> for Epsilon {
+    fn from(eps: f32) -> Self {
+        Self { bits: eps.to_bits() }
+    }
+}
+
+impl Epsilon {
+    /// The number.
+    pub const fn get(self) -> f32 {
+        f32::from_bits(self.bits)
+    }
+}
+
+/// Caller overrides for the launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct LaunchOptions {
+    /// Threads of the host executor, or CTAs of the kernel.
+    pub workers: Option<u32>,
+    /// Whether each call leaves its time line.
+    pub trace: bool,
+    /// SMs that are left to others.
+    pub sm_margin: u32,
+    /// Whether calls may be captured in graphs.
+    pub(crate) captures: bool,
+}
+
+impl OpSpec {
+    /// An op of global extents without options, for calls with at most `max_m` rows.
+    pub fn new(
+        kind: OpKind,
+        max_m: usize,
+        n: usize,
+        k: usize,
+        numerics: impl Into<Numerics>,
+    ) -> Self {
+        Self {
+            kind,
+            max_m,
+            n,
+            k,
+            columns: None,
+            numerics: numerics.into(),
+            weights: WeightLayout::default(),
+            epilogue: EpilogueSpec::default(),
+            batch_invariant: false,
+            plan: None,
+            plan_table: None,
+            max_workspace: None,
+            launch: LaunchOptions::default(),
+        }
+    }
+
+    /// An op without options for this problem, and for calls with fewer rows.
+    pub fn of_problem(problem: &Problem) -> Self {
+        let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
+        let columns: Vec<_> = problem.weights().iter().map(|&n| n as usize).collect();
+        let columns = (columns.len() > 1).then_some(columns);
+        Self { columns, ..Self::new(problem.op(), m, n, k, problem.numerics()) }
+    }
+
+    /// Lets calls be captured in CUDA graphs.
+    ///
+    /// # Safety
+    /// As [`Builder::captures`](crate::Builder::captures).
+    pub unsafe fn allow_captures(&mut self) {
+        self.launch.captures = true;
+    }
+
+    /// The op and its extents, as errors name it.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}x{}x{}", self.kind, self.max_m, self.n, self.k)
+    }
+
+    /// The problem with the most rows.
+    pub(crate) fn largest(&self, world: WorldSize) -> Result<Problem, BuildError> {
+        // What no u32 holds is no part of `n`; nor is `!15`, the largest multiple of 16 of a u32.
+        let column = |&columns: &usize| u32::try_from(columns).unwrap_or(!15);
+        let columns: Option<Vec<_>> =
+            self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
+        let numerics = self.numerics;
+        // An error that names a weight says more than one of their sum.
+        columns
+            .iter()
+            .try_for_each(|columns| Problem::check_weights(self.kind, columns, numerics, world))?;
+        let problem = Problem::new(self.kind, self.max_m, self.n, self.k, numerics, world)?;
+        let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
+        Ok(if let Some(columns) = &columns { problem.with_weights(columns)? } else { problem })
+    }
+
+    /// Refuses options that the kind does not have.
+    pub(crate) fn check_kind(&self) -> Result<(), BuildError> {
+        let EpilogueSpec { bias: _, residual, activation, gates, rms_norm } = self.epilogue;
+        let partials = self.numerics.partials != Partials::Output;
+        let of_sums =
+            [("residual", residual), ("rms_norm", rms_norm.is_some()), ("partials", partials)];
+        let of_gathers = [
+            ("activation", activation != Activation::None),
+            ("gates", gates.is_some()),
+            ("several_weights", self.columns.is_some()),
+        ];
+        let foreign = if self.kind.gathers() { of_sums } else { of_gathers };
+        match foreign.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(BuildError::Option { op: self.kind, option }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks options against each other.
+    pub(crate) fn check_options(&self) -> Result<(), BuildError> {
+        let weights = self.weights;
+        let eps = self.epilogue.rms_norm.map(Epsilon::get);
+        if let Some(value) = eps.filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+            return Err(BuildError::Epsilon { value });
+        }
+        if self.columns.as_ref().is_some_and(|of| of.len() > 1) && weights != WeightLayout::Nk {
+            return Err(BuildError::SeveralWeights { weights });
+        }
+        if self.epilogue.gates.is_none() {
+            return Ok(());
+        }
+        if weights != WeightLayout::Nk {
+            return Err(BuildError::GatedWeights { weights });
+        }
+        match self.plan.filter(|plan| !plan.tile.holds_gates()) {
+            Some(plan) => {
+                Err(BuildError::GatedTile { tile: plan.tile, multiple: 2 * GATE_COLUMNS })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The text that the ranks compare: all that must be the same on every rank.
+    pub(crate) fn agreement(&self) -> String {
+        let Self {
+            kind,
+            max_m,
+            n,
+            k,
+            columns,
+            numerics,
+            weights,
+            epilogue,
+            batch_invariant,
+            plan,
+            plan_table: _,
+            max_workspace: _,
+            launch: LaunchOptions { workers: _, trace: _, sm_margin, captures: _ },
+        } = self;
+        let columns = columns.as_ref();
+        let parts = [
+            Some(format!("{kind} max_m={max_m} n={n} k={k} {numerics}, {epilogue}")),
+            columns.map(|columns| format!("weights of {columns:?} columns")),
+            Some(plan.map_or_else(|| "plan of rank 0".to_owned(), |plan| plan.to_string())),
+            (*weights != WeightLayout::default()).then(|| format!("weights {weights}")),
+            batch_invariant.then(|| "batch-invariant".to_owned()),
+            (*sm_margin > 0).then(|| format!("sm_margin={sm_margin}")),
+            Some(concat!("flux ", env!("CARGO_PKG_VERSION")).to_owned()),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl EpilogueSpec {
+    /// The shape of the result of these sums: with gates half as many columns.
+    pub(crate) const fn result(&self, sums: Shape) -> Shape {
+        GateLayout::result_shape(self.gates, sums)
+    }
+}
+
+impl fmt::Display for EpilogueSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.bias { "with bias" } else { "no bias" })?;
+        if self.residual {
+            f.write_str(", with residual")?;
+        }
+        if self.activation != Activation::None {
+            write!(f, ", then {}", self.activation)?;
+        }
+        if let Some(layout) = self.gates {
+            write!(f, ", {layout} gates times ups")?;
+        }
+        if let Some(eps) = self.rms_norm {
+            write!(f, ", then rms_norm({:e})", eps.get())?;
+        }
+        Ok(())
+    }
+}
