@@ -1,8 +1,7 @@
 //! What an op is built for.
 //!
-//! Invariant: all that an op follows from is here, whatever face it is asked for through. What ranks
-//! must agree on is in its text; what a kind of op does not have is refused before any rank is
-//! asked.
+//! Invariant: all that an op follows from is here. What ranks must agree on is in its text. What a
+//! kind of op does not have is refused before any rank is asked.
 
 use crate::error::BuildError;
 use flux_core::plan::Plan;
@@ -265,5 +264,83 @@ impl fmt::Display for EpilogueSpec {
             write!(f, ", then rms_norm({:e})", eps.get())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::DType;
+    use flux_core::TileShape;
+
+    fn plain(kind: OpKind) -> OpSpec {
+        OpSpec::new(kind, 16, 64, 64, DType::Bf16)
+    }
+
+    /// An option by its name, and how it is set.
+    type Setting = (&'static str, fn(&mut OpSpec));
+
+    const OF_SUMS: [Setting; 3] = [
+        ("residual", |spec| spec.epilogue.residual = true),
+        ("rms_norm", |spec| spec.epilogue.rms_norm = Some(1e-5.into())),
+        ("partials", |spec| spec.numerics.partials = Partials::F32),
+    ];
+    const OF_GATHERS: [Setting; 3] = [
+        ("activation", |spec| spec.epilogue.activation = Activation::Gelu),
+        ("gates", |spec| spec.epilogue.gates = Some(GateLayout::Interleaved)),
+        ("several_weights", |spec| spec.columns = Some(vec![32, 32])),
+    ];
+    const OF_ALL: [Setting; 9] = [
+        ("max_m", |spec| spec.max_m = 17),
+        ("n", |spec| spec.n = 72),
+        ("k", |spec| spec.k = 72),
+        ("dtype", |spec| spec.numerics = DType::F16.into()),
+        ("weights", |spec| spec.weights = WeightLayout::Kn),
+        ("bias", |spec| spec.epilogue.bias = true),
+        ("batch_invariant", |spec| spec.batch_invariant = true),
+        ("plan", |spec| spec.plan = Some(Plan::of(TileShape::new(128, 128, 64)))),
+        ("sm_margin", |spec| spec.launch.sm_margin = 4),
+    ];
+
+    fn with(kind: OpKind, set: fn(&mut OpSpec)) -> OpSpec {
+        let mut spec = plain(kind);
+        set(&mut spec);
+        spec
+    }
+
+    #[test]
+    fn a_kind_has_its_own_options_and_is_refused_the_others() {
+        for kind in OpKind::ALL {
+            let (own, foreign) =
+                if kind.gathers() { (OF_GATHERS, OF_SUMS) } else { (OF_SUMS, OF_GATHERS) };
+            for (option, set) in own.into_iter().chain(OF_ALL) {
+                assert!(with(kind, set).check_kind().is_ok(), "{kind}, {option}");
+            }
+            for (option, set) in foreign {
+                let refused = with(kind, set).check_kind();
+                assert!(
+                    matches!(refused, Err(BuildError::Option { option: found, .. }) if found == option),
+                    "{kind}, {option}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_compare_every_option_but_those_that_may_differ() {
+        let kind = OpKind::AllGatherGemm;
+        for (option, set) in OF_SUMS.into_iter().chain(OF_GATHERS).chain(OF_ALL) {
+            assert_ne!(with(kind, set).agreement(), plain(kind).agreement(), "{option}");
+        }
+        let may_differ: [Setting; 5] = [
+            ("plan_table", |spec| spec.plan_table = Some("plans.csv".into())),
+            ("max_workspace", |spec| spec.max_workspace = Some(1)),
+            ("workers", |spec| spec.launch.workers = Some(1)),
+            ("trace", |spec| spec.launch.trace = true),
+            ("captures", |spec| spec.launch.captures = true),
+        ];
+        for (option, set) in may_differ {
+            assert_eq!(with(kind, set).agreement(), plain(kind).agreement(), "{option}");
+        }
     }
 }

@@ -62,9 +62,11 @@ fn mlp(world: &World, select: Select) -> Result<()> {
         .activation(Activation::Gelu)
         .build(&comm)
         .map_err(Error::wrap)?;
-    let down =
-        GemmReduceScatter::<bf16>::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
-    let whole = GemmAllReduce::<bf16>::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
+    let down = GemmReduceScatter::<bf16>::builder(MAX_M, FEATURES, INNER)
+        .build(&comm)
+        .map_err(Error::wrap)?;
+    let whole =
+        GemmAllReduce::<bf16>::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
     let (columns, inner) = (up.columns(rank), down.inner(rank));
     let rows = ROWS.map(|m| up.rows(m, rank).map_err(Error::wrap));
     let (up, down, whole) =

@@ -370,6 +370,18 @@ mod tests {
     }
 
     #[test]
+    fn an_operand_of_another_element_type_is_refused() {
+        let w = View { dtype: DType::F16, ..WEIGHT.w };
+        let text = refused(of(Weight { w, ..WEIGHT }));
+        assert!(
+            text.starts_with("w: ") && text.contains("fp16") && text.contains("bf16"),
+            "{text}"
+        );
+        let y = View { dtype: DType::F16, ..WEIGHT.y };
+        assert!(refused(of(Weight { y, ..WEIGHT })).starts_with("y: "));
+    }
+
+    #[test]
     fn memory_of_another_device_is_refused() {
         let w = View { location: Location::Cuda(0), ..WEIGHT.w };
         let text = refused(of(Weight { w, ..WEIGHT }));
