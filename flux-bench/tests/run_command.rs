@@ -181,7 +181,7 @@ fn a_bias_and_an_activation_are_applied_and_what_is_not_used_is_named() {
     refused(
         &case,
         &program().args(words).output().unwrap(),
-        "takes no activation, and relu was asked for",
+        "gemm_rs has no activation: only ag_gemm has one",
         &["out.safetensors"],
     );
 }

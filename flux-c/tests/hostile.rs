@@ -122,9 +122,8 @@ fn sizes_of_secrets_and_structures_are_checked_before_they_are_read() {
     for size in HUGE.into_iter().chain([0, 15, 4097]) {
         // SAFETY: no more of the secret than 16 bytes is read.
         refused(unsafe { flux_comm_init_rank(0, 2, meeting, secret, size, null(), place) });
-        // No more of a structure than its size is read.
         let short = guarded(&[size]);
-        // SAFETY: as above.
+        // SAFETY: no more of a structure is read than its size.
         unsafe {
             refused(flux_comm_init_all(1, short.cast(), place));
             refused(flux_comm_from_env(short.cast(), place));

@@ -93,7 +93,7 @@ fn fork(body: impl FnOnce()) -> i32 {
     match unsafe { libc::fork() } {
         0 => {
             body();
-            // SAFETY: as in the test above: ends the child only.
+            // SAFETY: ends the child, which is done, and not the process that forked.
             unsafe { libc::_exit(0) }
         }
         child => child,

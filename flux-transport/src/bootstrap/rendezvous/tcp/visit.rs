@@ -81,7 +81,7 @@ impl TcpRendezvous {
                     Err(Miss::Nobody | Miss::Stranger) => {
                         note(&mut last, || {
                             format!(
-                                "{place}: what is there does not answer as a rank of this launch"
+                                "{place}: the listener does not answer as a rank of this launch"
                             )
                         });
                     }
