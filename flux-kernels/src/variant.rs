@@ -25,8 +25,8 @@ const WARPGROUP: u32 = 4 * WARP;
 /// finished tiles, a number of operand stages, gates, and the weights' layout. Both sums over the
 /// ranks have one kernel.
 ///
-/// These shape the mainloop or the memory of a tile. Bias, residual, activation, several weights and
-/// time stamps are parameters of a launch.
+/// These shape the mainloop or the memory of a tile. Bias, residual, activation, several weights
+/// and time stamps are parameters of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
@@ -123,8 +123,8 @@ impl Variant {
         1 + self.gated as u32
     }
 
-    /// Global staging memory of each CTA of a launch, in bytes. An fp32 partial tile waits there until it is sent, and the first consumer's part
-    /// of another until the second's is.
+    /// Global staging memory of each CTA of a launch, in bytes. An fp32 partial tile waits there
+    /// until it is sent, and the first consumer's part of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
         let Form::Hopper(staging) = self.form else { return 0 };
         let slot = (self.tile.m * self.tile.n) as u64 * self.numerics.partial_bytes() as u64;

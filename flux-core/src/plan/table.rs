@@ -111,7 +111,8 @@ impl PlanKey {
         }
     }
 
-    /// Whether a row with `other` as its key serves this one: bf16 and fp16 have one speed. A row for one order of sums serves no other op, as a faster plan may have no such order.
+    /// Whether a row with `other` as its key serves this one: bf16 and fp16 have one speed. A row
+    /// for one order of sums serves no other op, as a faster plan may have no such order.
     fn is_served_by(&self, other: &Self) -> bool {
         let driver = if other.driver == ANY { other.driver.clone() } else { self.driver.clone() };
         let batch_invariant = self.batch_invariant && other.batch_invariant;

@@ -84,9 +84,9 @@ impl Executor {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`], [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
-    /// [`ExecuteError::Weights`], [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and
-    /// [`ExecuteError::OutOfMemory`] before anything is touched.
+    /// [`ExecuteError::DType`], [`ExecuteError::Operand`], [`ExecuteError::Activation`],
+    /// [`ExecuteError::Gates`], [`ExecuteError::Weights`], [`ExecuteError::Residual`],
+    /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run<T: Element>(

@@ -103,7 +103,8 @@ impl Variant {
             .collect()
     }
 
-    /// The variant for a program, of weights `[n, k]` without gates: of two the one with more stages.
+    /// The variant for a program, of weights `[n, k]` without gates: of two the one with more
+    /// stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].

@@ -197,8 +197,8 @@ impl CudaExecutor {
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
         let enqueued = enqueued.and_then(|()| unsafe { self.normalise(operands, raw_stream) });
-        // SAFETY: the operands are held, and the kernel is ahead on the stream. Peers write this half
-        // of the gather buffer again after this rank's next call, which comes behind the copy.
+        // SAFETY: the operands are held, and the kernel is ahead on the stream. Peers write this
+        // half of the gather buffer again after this rank's next call, which comes behind the copy.
         let enqueued = enqueued.and_then(|()| unsafe { self.hand_out(call.memory(), on) });
         super::end(comm, call, enqueued)
     }
@@ -269,8 +269,8 @@ impl CudaExecutor {
                 unsafe { self.launch(on, &args) }
             }
         }?;
-        // SAFETY: the rows stay as above, and it is the job that was started. What the kernel stores
-        // it announces by its signals.
+        // SAFETY: the rows stay as above, and it is the job that was started. What the kernel
+        // stores it announces by its signals.
         Ok(unsafe { call.launched(&job) }?)
     }
 

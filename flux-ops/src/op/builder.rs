@@ -150,8 +150,8 @@ impl<Op> Builder<Op> {
     }
 
     /// Whether each call of this rank on a GPU leaves its time line, for
-    /// [`timeline`](crate::FusedLinear::timeline) to read. The kernel that records is a little slower. It
-    /// does not change the result.
+    /// [`timeline`](crate::FusedLinear::timeline) to read. The kernel that records is a little
+    /// slower. It does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
         self.spec.launch.trace = trace;
         self
@@ -161,9 +161,9 @@ impl<Op> Builder<Op> {
     ///
     /// # Safety
     /// A graph's kernels use memory that no type ties to the graph. Every graph with a call of the
-    /// op, or of one that [`rebuild`](crate::FusedLinear::rebuild) makes of it, is destroyed before the
-    /// last handle of its communicator. Until then the operands of its captured calls stay where
-    /// they are, and nothing else accesses them while the graph runs.
+    /// op, or of one that [`rebuild`](crate::FusedLinear::rebuild) makes of it, is destroyed before
+    /// the last handle of its communicator. Until then the operands of its captured calls stay
+    /// where they are, and nothing else accesses them while the graph runs.
     ///
     /// ```compile_fail,E0133
     /// use flux_ops::{AllGatherGemm, bf16};

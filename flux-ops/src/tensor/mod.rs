@@ -161,8 +161,8 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors
-    /// [`TensorError`]: an empty layout, a row stride that is too short or no multiple of 16 bytes, too
-    /// little memory, or an address that is no multiple of 16.
+    /// [`TensorError`]: an empty layout, a row stride that is too short or no multiple of 16 bytes,
+    /// too little memory, or an address that is no multiple of 16.
     pub fn host(memory: &'a [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
         let view = View::host(memory.as_ptr(), memory.len(), layout.into())?;
         Ok(Self { view, _used: None, memory: PhantomData })

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// What one rank's communicator holds, by purpose; [`Communicator::memory`](crate::Communicator::memory) makes it.
+/// What one rank's communicator holds, by purpose;
+/// [`Communicator::memory`](crate::Communicator::memory) makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommunicatorMemory {
     /// The workspace that ranks share.

@@ -101,8 +101,8 @@ impl Nvml {
         let states: Vec<u32> = (0..MAX_LINKS).filter_map(state).collect();
         let links = (!states.is_empty()).then(|| states.iter().sum());
         let mut info = FabricInfo::default();
-        // SAFETY: a device of this library; the structure is the first version's, which the entry point without a
-        // version takes.
+        // SAFETY: a device of this library; the structure is the first version's, which the entry
+        // point without a version takes.
         let said = unsafe { (self.fabric_info)(device, &raw mut info) } == OK;
         let fabric = if said { fabric(info.state) } else { None };
         GpuFacts { mig, links, fabric }

@@ -6,8 +6,8 @@
 //! freeing waits for the device and may hold the driver, which a half-enqueued call needs.
 //!
 //! NCCL frees its own memory whenever it likes, with the same effect on a call that awaits a peer.
-//! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]). So does the
-//! end of the process: libraries that end with it take from those threads what they use.
+//! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]). So
+//! does the end of the process: libraries that end with it take from those threads what they use.
 
 use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;

@@ -1,8 +1,8 @@
 //! The generation of memory in use, where messages carry what executors store for other nodes, and
 //! what calls remember of it.
 //!
-//! Invariant: the watchdog knows a generation's flags before anything waits for one. Before a call's
-//! kernel raises any, no flag is so old that it would be taken for one of a call to come.
+//! Invariant: the watchdog knows a generation's flags before anything waits for one. Before a
+//! call's kernel raises any, no flag is so old that it would be taken for one of a call to come.
 
 use super::outbox::{Outbox, Storing};
 use super::watch::CallWatch;
@@ -30,8 +30,8 @@ pub(crate) struct Generation<W> {
     pub(crate) workspace: W,
     /// The workspace in a call without messages.
     plain: Arc<WorkspaceView>,
-    /// Those of calls with messages, by what is stored and the half: calls that are like earlier ones
-    /// make none. There are as many as there are ops of different sizes, twice.
+    /// Those of calls with messages, by what is stored and the half: calls that are like earlier
+    /// ones make none. There are as many as there are ops of different sizes, twice.
     views: Vec<((Storing, usize), Arc<WorkspaceView>)>,
     refreshed: Refreshed,
 }

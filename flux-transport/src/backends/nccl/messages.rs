@@ -118,8 +118,8 @@ pub(super) fn join(
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
-/// NCCL may go on with that, and what it may use is to be [deferred](super::deferred::defer) meanwhile.
-/// No call is under way.
+/// NCCL may go on with that, and what it may use is to be [deferred](super::deferred::defer)
+/// meanwhile. No call is under way.
 pub(super) fn close(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
     let finalised = messages.all().try_for_each(finalize).and_then(|()| {
@@ -210,8 +210,8 @@ impl Family {
         Ok(Some(Handle { library, device: device.clone(), raw }))
     }
 
-    /// Notes that it is given up: what is [deferred](super::deferred::defer) from now on stays until
-    /// [`GivenUp::end`] has returned.
+    /// Notes that it is given up: what is [deferred](super::deferred::defer) from now on stays
+    /// until [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
         let note = Ending::begin(&self.0.device);
         GivenUp { family: self, _note: note }

@@ -8,8 +8,8 @@
 //! other words: a torn chunk, or one computed from a failed call, is never sent as whole.
 //!
 //! Only where messages are aborted may a word have come before its chunk. By then this rank's call
-//! has failed, as the watchdog sees to. Nothing is received before this stream asks for it, after the
-//! call that read the half before.
+//! has failed, as the watchdog sees to. Nothing is received before this stream asks for it, after
+//! the call that read the half before.
 
 use super::messages::Use;
 use super::outbox::Outbox;

@@ -37,7 +37,8 @@ pub(super) fn prove(
     }
     out.synchronize()?;
     let seen = region.word(PROOF).load(Ordering::Acquire);
-    // SAFETY: the word of the own region and that of the own pad, which stay past the synchronisation.
+    // SAFETY: the word of the own region and that of the own pad, which stay past the
+    // synchronisation.
     unsafe {
         words_async(device, [WordOp::Await { address: flag, value: initial }], back.raw())?;
         copy_in_async(device, (on_pad, on_host), (1, 4), back.raw())?;
