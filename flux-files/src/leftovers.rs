@@ -41,8 +41,11 @@ pub(crate) fn sweep(folder: &Path) {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::debug!(path = %path.display(), %error, "cannot tell whether a writer \
-                                                                     is dead");
+                    tracing::debug!(
+                        path = %path.display(),
+                        %error,
+                        "cannot tell whether a writer is dead",
+                    );
                 }
             }
         }

@@ -262,13 +262,11 @@ fn ranks_agree_on_their_nodes() {
         assert!(explained.unwrap().contains("programs are those of 2 nodes of 2"));
     }
     for refused in connect([Some(3); 4]) {
-        assert!(
-            matches!(refused, Err(ConnectError::Unusable { why, .. }) if why == "4 ranks cannot be \
-                                                                                 dealt evenly to 3 \
-                                                                                 nodes \
-                                                                                 (Options::nodes, \
-                                                                                 FLUX_NODES)")
-        );
+        assert!(matches!(
+            refused,
+            Err(ConnectError::Unusable { why, .. }) if why == "4 ranks cannot be dealt evenly to 3 \
+                                                               nodes (Options::nodes, FLUX_NODES)",
+        ));
     }
     for refused in connect([Some(2), Some(2), None, Some(2)]) {
         assert!(matches!(refused, Err(ConnectError::Disagreement { .. })));
@@ -303,8 +301,13 @@ proptest! {
         Machine::Host.run(world, in_nodes(count), |node| {
             let op = build_case(&case, options, node);
             for _ in 0..3 {
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a \
-                                                                                                call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             }
         });
     }

@@ -55,11 +55,19 @@ proptest! {
             let op = build_case(&case, options, node);
             for turn in 0..3 {
                 if case.problem.op() == OPS[0] && case.bias(node.rank).is_none() {
-                    assert!(call_gathered(&op, &case, node, 8 * turn).1 == case.all_x(), "other \
-                                                                                          rows: {}", op.explain());
+                    assert!(
+                        call_gathered(&op, &case, node, 8 * turn).1 == case.all_x(),
+                        "other rows: {}",
+                        op.explain(),
+                    );
                 }
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a \
-                                                                                                call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             }
         });
     }

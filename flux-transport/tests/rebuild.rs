@@ -102,9 +102,10 @@ fn a_late_rank_is_named_by_all_fails_itself_and_is_left_out() {
             "{failure}"
         );
         assert!(
-            matches!(failure.ranks[2].doing, Doing::After(call) if call.to_string() == "call 1 \
-                                                                                        (signals \
-                                                                                        1x2x3)"),
+            matches!(
+                failure.ranks[2].doing,
+                Doing::After(call) if call.to_string() == "call 1 (signals 1x2x3)",
+            ),
             "{failure}"
         );
         timed_out.wait();

@@ -202,7 +202,8 @@ proptest! {
 
     #[test]
     fn no_text_panics(
-        text in "(# flux plan table 1\ndevice,kernel,driver,transport,world,op,dtype,n,k,m,plan,us\n)?[ -~\n]{0,80}",
+        text in "(# flux plan table \
+                 1\ndevice,kernel,driver,transport,world,op,dtype,n,k,m,plan,us\n)?[ -~\n]{0,80}",
     ) {
         let _ = PlanTable::parse(&text);
     }

@@ -367,11 +367,7 @@ proptest! {
             matches!(item.sink, Sink::Partial | Sink::Store | Sink::Scatter)
         });
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item \
-                                                                                     that adds \
-                                                                                     partial \
-                                                                                     results \
-                                                                                     counts them", .. } if wrong == index);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
     }
 
     #[test]

@@ -22,9 +22,10 @@ use std::sync::LazyLock;
 /// Declares a struct of flux-core whose fields are all 32-bit words: these.
 macro_rules! words {
     ($type:ident: $($field:ident)+) => {{
-        const _: () = assert!(size_of::<$type>() == 4 * [$(stringify!($field)),+].len(), "a field \
-                                                                                          is \
-                                                                                          missing");
+        const _: () = assert!(
+            size_of::<$type>() == 4 * [$(stringify!($field)),+].len(),
+            "a field is missing",
+        );
         declare_words(stringify!($type), size_of::<$type>(), &[$((stringify!($field), offset_of!($type, $field))),+])
     }};
 }

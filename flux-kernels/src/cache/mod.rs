@@ -118,8 +118,11 @@ impl Cubins {
         if let Some(path) = &path
             && let Err(error) = write(path, &entry.encode(&key))
         {
-            tracing::warn!(path = %path.display(), %error, "the cubin is not cached, the next \
-                                                            process compiles it again");
+            tracing::warn!(
+                path = %path.display(),
+                %error,
+                "the cubin is not cached, the next process compiles it again",
+            );
         }
         Ok(Cubin::new(entry, Origin::Compiled))
     }
@@ -189,8 +192,11 @@ fn read(path: &Path, key: &Key) -> Option<Entry> {
             let entry = Entry::decode(file, key);
             entry
                 .inspect_err(|reason| {
-                    tracing::warn!(path = %path.display(), reason, "a cubin on disk does not check \
-                                                                    out");
+                    tracing::warn!(
+                        path = %path.display(),
+                        reason,
+                        "a cubin on disk does not check out",
+                    );
                 })
                 .ok()
         }

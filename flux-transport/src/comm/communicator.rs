@@ -352,8 +352,11 @@ impl Drop for Inner {
         // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {
             Err(error) => {
-                tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their \
-                                                                   communicator was dropped");
+                tracing::warn!(
+                    %error,
+                    rank = world.rank().get(),
+                    "calls were under way when their communicator was dropped",
+                );
                 // A device that has failed runs nothing.
                 if !matches!(error, TransportError::Cuda(_)) {
                     attachments.abandon();

@@ -129,8 +129,11 @@ impl Communicator {
         }
         let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {
-            tracing::warn!(%error, rank = %self.rank(), "calls were under way when their \
-                                                         communicator was rebuilt");
+            tracing::warn!(
+                %error,
+                rank = %self.rank(),
+                "calls were under way when their communicator was rebuilt",
+            );
         }
         Ok(())
     }

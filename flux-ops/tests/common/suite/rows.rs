@@ -151,9 +151,13 @@ pub fn prepared_programs_stay(machine: Machine) {
                 "{refused:?}"
             );
             let (case, expected) = &cases[0];
-            case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), "a \
-                                                                                          prepared \
-                                                                                          call");
+            case.assert_equal(
+                expected,
+                &op,
+                node.rank,
+                &call(&op, case, node).unwrap(),
+                "a prepared call",
+            );
         });
     }
 }

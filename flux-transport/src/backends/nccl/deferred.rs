@@ -54,8 +54,11 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of \
-                                                                               NCCL is gone");
+        tracing::debug!(
+            device = self.ordinal,
+            after = ?self.since.elapsed(),
+            "a communicator of NCCL is gone",
+        );
     }
 }
 

@@ -184,11 +184,10 @@ mod tests {
             for awaited in [last, last.wrapping_sub(calls)] {
                 prop_assert!(reached(ending(last), awaited));
             }
-            prop_assert!(reached(last, last) && !reached(last, last.wrapping_add(ahead)), "also \
-                                                                                           where \
-                                                                                           the \
-                                                                                           numbers \
-                                                                                           wrap");
+            prop_assert!(
+                reached(last, last) && !reached(last, last.wrapping_add(ahead)),
+                "also where the numbers wrap",
+            );
         }
     }
 }

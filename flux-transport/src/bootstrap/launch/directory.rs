@@ -76,8 +76,11 @@ fn sweep(within: &Path) {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::debug!(path = %path.display(), %error, "cannot tell whether a \
-                                                                     launcher is dead");
+                    tracing::debug!(
+                        path = %path.display(),
+                        %error,
+                        "cannot tell whether a launcher is dead",
+                    );
                 }
             }
         }

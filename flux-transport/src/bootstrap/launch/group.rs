@@ -161,8 +161,11 @@ impl Drop for ProcessGroup {
         self.signal_all(Signal::KILL);
         for running in &mut self.ranks {
             if let Err(error) = running.child.wait() {
-                tracing::warn!(rank = %running.rank, %error, "cannot wait for a rank that was \
-                                                              killed");
+                tracing::warn!(
+                    rank = %running.rank,
+                    %error,
+                    "cannot wait for a rank that was killed",
+                );
             }
         }
     }

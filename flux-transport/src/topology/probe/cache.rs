@@ -119,8 +119,11 @@ pub(super) fn write(folder: &Path, key: &CacheKey, report: &Report) {
     if let Err(error) =
         place(&path, &(key.0.clone() + &ChildReport::Report(report.clone()).encode()))
     {
-        tracing::warn!(path = %path.display(), %error, "the verdict is not kept, the next process \
-                                                        proves again");
+        tracing::warn!(
+            path = %path.display(),
+            %error,
+            "the verdict is not kept, the next process proves again",
+        );
     }
 }
 

@@ -88,8 +88,9 @@ fn a_shared_device_is_named_with_what_the_ranks_see() {
 fn only_where_nobody_has_a_gpu_is_there_the_host() {
     let judged = |facts: &[Facts]| judged_in(None, facts, &[0; 2], false);
     assert!(
-        matches!(judged(&[without(false), without(false)]), Evidence::Host(why) if why.contains("no \
-                                                                                              driver"))
+        matches!(judged(&[without(false), without(false)]), Evidence::Host(why) if why.contains(
+            "no driver",
+        ))
     );
     for facts in [[on(0), without(false)], [without(true), without(false)], [without(true), on(1)]]
     {
