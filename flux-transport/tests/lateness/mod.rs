@@ -3,8 +3,7 @@
 //! How to choose a limit:
 //! - A wait that only a hang makes long ends after [`AMPLE`].
 //! - A test that something happens soon asserts the order of events or the kind of error. Where
-//!   only
-//!   time tells, it calls [`assert_soon`], whose limit scales with how late the machine is.
+//!   only time tells, it calls [`assert_soon`], whose limit scales with how late the machine is.
 //! - A deadline that healthy ranks have to keep is [`scaled`].
 //! - A lower limit is exact: no machine makes a wait shorter.
 //!

@@ -13,11 +13,9 @@
 //! No two groups of living ranks go on side by side:
 //!
 //! - Only its leader makes a group, and a rank is in one at a time. Two groups that go on would
-//!   have
-//!   leaders that left out each other.
+//!   have leaders that left out each other.
 //! - A leader tells whom it leaves out, and then looks for the same ([`Endpoint::leave_out`]),
-//! before
-//!   it deals. So of two leaders at least one finds that it was left out.
+//!   before it deals. So of two leaders at least one finds that it was left out.
 //! - Messages of a peer are read before its end is seen. A peer that is cut off is told so.
 //! - A rank that no message reaches cannot be left out: [`ControlError::Timeout`] names it again.
 //! - A rank that fails to connect in its group tells the group first (`comm/rebuild.rs`).

@@ -15,9 +15,12 @@ use std::time::Instant;
 ///
 /// ```
 /// use flux_transport::{ThreadRendezvous, World, WorldError, WorldSize};
+/// use std::sync::Arc;
 /// let world = WorldSize::new(2).unwrap();
 /// std::thread::scope(|scope| {
-///     let meet = |(rank, end)| World::builder(rank, world).meet_blocking(end);
+///     let meet = |(rank, end): (_, Arc<ThreadRendezvous>)| {
+///         World::builder(rank, world).meet_blocking(end)
+///     };
 ///     let ends = world.ranks().zip(ThreadRendezvous::group(world));
 ///     let ranks: Vec<_> = ends.map(|end| scope.spawn(move || meet(end))).collect();
 ///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics").map(drop))

@@ -7,8 +7,7 @@
 //!
 //! - The cache on disk.
 //! - A child process: `FLUX_PROBE`, this program if it calls [`serve`], or `flux-probe` beside it
-//!   or
-//!   on the path.
+//!   or on the path.
 //! - A thread of this process, which notices a hang and does not survive a crash.
 
 mod cache;
