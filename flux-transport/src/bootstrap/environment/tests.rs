@@ -118,7 +118,7 @@ fn a_job_that_is_too_large_is_told_how_to_make_groups() {
     let parts = [
         "WORLD_SIZE = \"32\" is not a world size from 1 to 16",
         "World::builder",
-        "docs/transports.md",
+        "docs/deployment.md",
         "FLUX_LAUNCHER=none",
     ];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");

@@ -62,7 +62,7 @@ impl Variables<'_> {
 
     pub(super) fn world(&self, name: &'static str) -> Result<WorldSize, BootstrapError> {
         let remedy = "a tensor-parallel group inside a larger job is made with World::builder \
-                      (docs/transports.md), and FLUX_LAUNCHER=none lets a command of one process \
+                      (docs/deployment.md), and FLUX_LAUNCHER=none lets a command of one process \
                       ignore the job";
         WorldSize::new(self.number(name)?).ok_or_else(|| {
             self.wrong(name, &format!("a world size from 1 to {MAX_WORLD}: {remedy}"))

@@ -38,7 +38,7 @@ impl World {
     /// ```
     ///
     /// A group inside a larger job: the process says its place in its group, and each group meets
-    /// in a place of its own (`docs/transports.md`). Here a job of four ranks in two groups.
+    /// in a place of its own (`docs/deployment.md`). Here a job of four ranks in two groups.
     ///
     /// ```
     /// use flux_transport::{Communicator, Rank, Select, World, WorldSize};
