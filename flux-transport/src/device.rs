@@ -2,8 +2,8 @@
 //!
 //! Invariant: a [`Stream::Cuda`] borrows its stream, or is made by who vouches for the handle.
 
-use crate::cuda::{self, CudaError, DeviceInfo, DeviceUuid};
 use cudarc::driver::CudaStream;
+use flux_cuda::{CudaError, DeviceInfo, DeviceUuid};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Device {
     /// # Errors
     /// No CUDA, or no such device.
     pub fn cuda(ordinal: u32) -> Result<Self, CudaError> {
-        cuda::device_info(ordinal).map(Self::from)
+        flux_cuda::device_info(ordinal).map(Self::from)
     }
 
     /// The device's number in this process; `None` for the host.

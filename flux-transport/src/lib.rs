@@ -26,7 +26,6 @@ mod backends;
 mod bootstrap;
 mod comm;
 mod device;
-use flux_cuda as cuda;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[cfg(test)]
@@ -52,11 +51,11 @@ pub use comm::{
     Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label,
     RankReport, Rebuild,
 };
-pub use cuda::{CudaError, DeviceInfo, DeviceUuid, ParseUuidError, device_count};
 pub use device::{Device, Stream};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};
+pub use flux_cuda::{CudaError, DeviceInfo, DeviceUuid, ParseUuidError, device_count};
 
 /// Starts ranks as processes of this machine and ends them together.
 pub mod launch {

@@ -4,8 +4,8 @@ use crate::backends::error::TransportError;
 use crate::backends::options::{ParseSelectError, Select};
 use crate::bootstrap::BootstrapError;
 use crate::bootstrap::control::{ControlError, Disagreed};
-use crate::cuda::CudaError;
 use flux_core::{Rank, WorldSize};
+use flux_cuda::CudaError;
 use std::time::Duration;
 
 /// Why there is no communicator. If one rank fails, all do.

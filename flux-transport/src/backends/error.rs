@@ -3,10 +3,10 @@
 use super::nccl::NcclError;
 use super::{Fault, TransportKind};
 use crate::bootstrap::control::{ControlError, Disagreed};
-use crate::cuda::CudaError;
 use crate::device::Device;
 use flux_core::Rank;
 use flux_core::signal::Epoch;
+use flux_cuda::CudaError;
 use std::time::Duration;
 
 /// Why a transport could not do what it was asked.

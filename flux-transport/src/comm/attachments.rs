@@ -3,8 +3,8 @@
 //! Invariant: an attachment lives as long as its communicator, and is dropped when no call uses it.
 
 use crate::HeldBytes;
-use crate::cuda::keep;
 use crate::sync::locked;
+use flux_cuda::keep;
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

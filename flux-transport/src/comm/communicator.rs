@@ -11,7 +11,6 @@ use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
 use crate::backends::Transport;
 use crate::bootstrap::control::{Step, agree, agree_at};
-use crate::cuda::keep;
 use crate::reason;
 use crate::{
     Capabilities, ControlError, Device, HeldBytes, Options, TransportError, TransportKind,
@@ -19,6 +18,7 @@ use crate::{
 };
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
+use flux_cuda::keep;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -272,7 +272,7 @@ mod tests {
 
     /// Whether this machine has GPUs, whose own tests say what ranks take there.
     fn gpus(test: &str) -> bool {
-        let there = crate::cuda::available().is_ok();
+        let there = flux_cuda::available().is_ok();
         if there {
             eprintln!("{test}: skipped, there are GPUs");
         }

@@ -3,7 +3,7 @@
 use super::mig::is_instance;
 use super::nvml::{Fabric, Nvml};
 use super::sysfs::{self, BusPlace};
-use crate::cuda::DeviceInfo;
+use flux_cuda::DeviceInfo;
 use std::path::Path;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 
 use super::nvml::Nvml;
 use super::sysfs::nvidia_gpus;
-use crate::cuda::DeviceInfo;
 use crate::topology::hints;
+use flux_cuda::DeviceInfo;
 use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;

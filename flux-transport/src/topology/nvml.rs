@@ -2,7 +2,7 @@
 //!
 //! Invariant: an [`Nvml`] has started. A question without an answer is no error.
 
-use crate::cuda::{DeviceInfo, library};
+use flux_cuda::{DeviceInfo, library};
 use std::ffi::{CString, c_char, c_int, c_uint};
 
 type Device = usize;
@@ -21,7 +21,7 @@ const OK: c_int = 0;
 const MIG: c_uint = 1;
 const MAX_LINKS: c_uint = 18;
 
-crate::cuda::table! {
+flux_cuda::table! {
     pub(super) struct Nvml {
         init = "nvmlInit_v2" () -> c_int;
         by_pci = "nvmlDeviceGetHandleByPciBusId_v2" (*const c_char, *mut Device) -> c_int;

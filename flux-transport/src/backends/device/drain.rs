@@ -4,8 +4,8 @@
 //! may still use its memory: its device is given up and nothing of it is freed.
 
 use crate::backends::error::TransportError;
-use crate::cuda::{CudaDevice, CudaError, look};
 use crate::sync::locked;
+use flux_cuda::{CudaDevice, CudaError, look};
 use std::convert::Infallible;
 use std::sync::Mutex;
 use std::thread::JoinHandle;

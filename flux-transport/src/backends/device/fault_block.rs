@@ -2,9 +2,9 @@
 //!
 //! Invariant: the host only loads and stores, so it works while a device is stuck.
 
-use crate::cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
 use flux_core::layout::{ABORT_OFFSET, CLOSED_OFFSET, FAULT_BYTES, FaultRecord};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pinned host memory, mapped for the device.

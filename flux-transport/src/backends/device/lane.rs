@@ -3,7 +3,7 @@
 //! Invariant: work between [`Lane::fork`] and [`Lane::join`] starts after the caller's stream at
 //! the fork; what follows the join starts after that work.
 
-use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
+use flux_cuda::{CudaDevice, CudaError, Event, SideStream};
 
 /// A stream with its two events.
 #[derive(Debug)]

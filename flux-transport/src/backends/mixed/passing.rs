@@ -13,10 +13,10 @@ use crate::backends::device::lane::Lane;
 use crate::backends::device::peer_memory::{Addresses, by_copy_engine};
 use crate::backends::error::TransportError;
 use crate::backends::jobs::RowTransfers;
-use crate::cuda::{CudaDevice, CudaError, Event, write_value_async};
 use flux_core::Rank;
 use flux_core::program::{Forward, Round};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, Event, write_value_async};
 
 /// The rows of one call on their way to node peers.
 #[derive(Debug)]

@@ -8,10 +8,10 @@ use crate::backends::device::peer_memory;
 use crate::backends::held::HeldBytes;
 use crate::backends::nccl::{Memory, Outbox, Outgoing, Storing};
 use crate::backends::view::WorkspaceView;
-use crate::cuda::{CudaDevice, CudaError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
+use flux_cuda::{CudaDevice, CudaError};
 
 /// A generation in use.
 #[derive(Debug)]

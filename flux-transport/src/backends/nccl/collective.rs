@@ -15,8 +15,8 @@ use super::rounds::Memory;
 use super::watch::CallWatch;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{CollectiveKind, LibraryCollective};
-use crate::cuda::{CudaDevice, copy_rows_async, host_size, words_async};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, copy_rows_async, host_size, words_async};
 
 /// Where the rows of a collective lie on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

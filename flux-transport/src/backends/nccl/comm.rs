@@ -8,7 +8,7 @@
 use super::abi::{ElementType, SUM, UniqueId};
 use super::library::{IN_PROGRESS, Library, NcclError, library};
 use crate::backends::jobs::CollectiveKind;
-use crate::cuda::CudaDevice;
+use flux_cuda::CudaDevice;
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::mpsc;

@@ -9,7 +9,7 @@
 //! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]). So
 //! does the end of the process: libraries that end with it take from those threads what they use.
 
-use crate::cuda::{CudaDevice, done_by};
+use flux_cuda::{CudaDevice, done_by};
 use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;

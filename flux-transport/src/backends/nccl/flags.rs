@@ -4,7 +4,7 @@
 //! Invariant: stores of the host release every wait for a flag. A call into the driver could block:
 //! another thread may wait there for the device, and so for the wait that is to be released.
 
-use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
+use flux_cuda::{CudaDevice, CudaError, PinnedBlock};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Words that the device raises, and the host in its place.

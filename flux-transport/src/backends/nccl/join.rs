@@ -9,7 +9,7 @@ use super::proof::prove;
 use super::{deferred, messages};
 use crate::backends::connect_error::ConnectError;
 use crate::bootstrap::control::{Collective, together};
-use crate::cuda::{CudaDevice, SideStream};
+use flux_cuda::{CudaDevice, SideStream};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -3,7 +3,7 @@
 //! Invariant: a [`Library`] exists only with every entry point found. It stays loaded.
 
 use super::abi::{Config, UniqueId};
-use crate::cuda::library::{self, Search};
+use flux_cuda::library::{self, Search};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -84,7 +84,7 @@ pub enum NcclError {
     GivenUp,
     /// The device's context could not be made current.
     #[error(transparent)]
-    Device(#[from] crate::cuda::CudaError),
+    Device(#[from] flux_cuda::CudaError),
     /// The operating system gave no thread.
     #[error("no thread to join or leave the communicator on: {reason}")]
     Thread {
@@ -97,7 +97,7 @@ pub enum NcclError {
 /// minor + patch`.
 pub const OLDEST: u32 = 21_800;
 
-crate::cuda::table! {
+flux_cuda::table! {
     /// NCCL's entry points.
     pub(super) struct Library {
         nccl_get_version = "ncclGetVersion" (*mut c_int) -> c_int;

@@ -12,9 +12,9 @@ use crate::backends::kind::{Capabilities, Mover, PeerStores};
 use crate::backends::options::{Options, Select};
 use crate::bootstrap::control::{Launch, agree, together};
 use crate::bootstrap::world::World;
-use crate::cuda::{self, DeviceInfo, DeviceUuid};
 use crate::topology::Settings;
 use flux_core::{Nodes, Rank};
+use flux_cuda::{DeviceInfo, DeviceUuid};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -212,12 +212,12 @@ fn introduce(
     nodes: Nodes,
 ) -> Result<(DeviceInfo, Identity), String> {
     let words = |why: &dyn Display| why.to_string();
-    cuda::available().map_err(|why| words(&why))?;
+    flux_cuda::available().map_err(|why| words(&why))?;
     library::available().map_err(|why| words(&why))?;
-    let visible = cuda::device_count().map_err(|why| words(&why))?;
+    let visible = flux_cuda::device_count().map_err(|why| words(&why))?;
     let ordinal = ordinal(options.device, world.launch(), world.local_rank(), visible);
-    let info = cuda::device_info(ordinal).map_err(|why| words(&why))?;
-    cuda::usable(ordinal).map_err(|why| words(&why))?;
+    let info = flux_cuda::device_info(ordinal).map_err(|why| words(&why))?;
+    flux_cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let settings = Settings::read();

@@ -21,7 +21,7 @@ use super::library::{NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
 use crate::backends::jobs::CollectiveKind;
-use crate::cuda::{CudaDevice, done_by};
+use flux_cuda::{CudaDevice, done_by};
 use std::convert::Infallible;
 use std::ffi::c_int;
 use std::fmt;
@@ -285,7 +285,7 @@ pub(super) struct Group<'a> {
     of: &'a Handle,
     stream: usize,
     open: bool,
-    _current: crate::cuda::Current,
+    _current: flux_cuda::Current,
 }
 
 impl Group<'_> {

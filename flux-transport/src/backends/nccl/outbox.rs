@@ -7,11 +7,11 @@
 
 use super::flags::Flags;
 use crate::backends::held::HeldBytes;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use std::sync::Arc;
 
 /// Memory of this rank's device, and flags.

@@ -6,8 +6,8 @@
 //! deadline and what the kernel computes before: [`ALLOWED`] deadlines. A collective that no kernel
 //! waits for takes one, from when the device has come to it.
 
-use crate::cuda::{CudaDevice, CudaError, PinnedBlock, WordOp};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, PinnedBlock, WordOp};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

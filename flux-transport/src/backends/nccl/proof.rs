@@ -15,7 +15,7 @@ use super::messages::Use;
 use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::CollectiveKind;
-use crate::cuda::{
+use flux_cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async,
     copy_rows_async, done_by, write_value_async,
 };

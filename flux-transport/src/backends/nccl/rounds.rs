@@ -17,14 +17,14 @@ use super::progress::Step;
 use super::watch::CallWatch;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{MessageRounds, RowTransfers, Source};
-use crate::cuda::{
-    CudaDevice, CudaError, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
-    wait_value_async, words_async,
-};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
+use flux_cuda::{
+    CudaDevice, CudaError, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
+    wait_value_async, words_async,
+};
 
 /// Bytes of a word.
 const WORD: usize = 4;

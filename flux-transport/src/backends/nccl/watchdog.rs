@@ -20,7 +20,7 @@ use crate::backends::connect_error::ConnectError;
 use crate::backends::device::calls::OpHash;
 use crate::bootstrap::control::{Notice, Watcher};
 use crate::bootstrap::world::World;
-use crate::cuda::done_by;
+use flux_cuda::done_by;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::atomic::Ordering;

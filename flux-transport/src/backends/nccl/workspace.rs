@@ -8,10 +8,10 @@ use super::rounds::Memory;
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
 
 /// Memory of this rank's device.
 #[derive(Debug)]

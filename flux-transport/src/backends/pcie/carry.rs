@@ -9,12 +9,10 @@ use super::layout::POISONED;
 use super::workspace::Workspace;
 use crate::backends::device::lane::Lane;
 use crate::backends::jobs::StagedTransfer;
-use crate::cuda::{
-    CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
-};
 use flux_core::layout::{control, signal_offset};
 use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams<'a> {

@@ -6,11 +6,9 @@
 use super::layout::PROOF;
 use super::workspace::Workspace;
 use crate::backends::device::lane::Lane;
-use crate::cuda::{
-    CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
-};
 use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use std::sync::atomic::Ordering;
 
 /// Copies a word of the own pad to the own region, raises a flag behind it, waits for the flag and

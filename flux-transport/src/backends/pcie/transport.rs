@@ -23,11 +23,11 @@ use crate::backends::transport::Transport;
 use crate::backends::view::{WorkspaceView, nanoseconds};
 use crate::bootstrap::control::{Collective, together};
 use crate::bootstrap::world::World;
-use crate::cuda::{CudaDevice, CudaError, words_async};
 use crate::device::{Device, Stream};
 use crate::sync::locked;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, words_async};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 

@@ -8,11 +8,11 @@
 use super::layout::{BROKEN, POISONED};
 use super::region::PinnedRegion;
 use crate::backends::device::calls::AHEAD;
-use crate::cuda::{PinnedBlock, host_size};
 use crate::reason;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault, pad_bytes, signal_offset};
 use flux_core::signal::Epoch;
+use flux_cuda::{PinnedBlock, host_size};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -13,12 +13,12 @@ use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryErr
 use crate::backends::error::{TransportError, same_epoch};
 use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::bootstrap::control::{agree, together};
-use crate::cuda::{
-    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, keep, read,
-};
 use flux_core::Rank;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
+use flux_cuda::{
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, keep, read,
+};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 

@@ -5,10 +5,10 @@
 use crate::backends::Options;
 use crate::backends::device::peer_memory::ordinal;
 use crate::bootstrap::world::World;
-use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
 use crate::topology;
 use crate::topology::probe::line;
 use crate::topology::{hints, probe};
+use flux_cuda::{CudaError, DeviceUuid, Unavailable};
 use std::fmt::Display;
 use std::path::Path;
 
@@ -77,14 +77,14 @@ impl Facts {
 
 fn gpu(world: &World, options: &Options) -> RankGpu {
     let found = || {
-        cuda::device_info(ordinal(
+        flux_cuda::device_info(ordinal(
             options.device,
             world.launch(),
             world.local_rank(),
-            cuda::device_count()?,
+            flux_cuda::device_count()?,
         ))
     };
-    match cuda::available() {
+    match flux_cuda::available() {
         Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
         Ok(()) => match found() {
             Ok(info) => RankGpu::Found(info.uuid),

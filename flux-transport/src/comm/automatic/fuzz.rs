@@ -16,8 +16,8 @@ pub fn verdict(bytes: &[u8]) -> bool {
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     use super::facts::{Facts, RankGpu};
-    use crate::cuda::DeviceUuid;
     use crate::topology::probe::Verdict;
+    use flux_cuda::DeviceUuid;
 
     let facts = |gpu, p2p_disabled, veto| Facts {
         gpu,

@@ -6,10 +6,10 @@
 use super::facts::{Facts, RankGpu};
 use crate::ConnectError;
 use crate::bootstrap::control::agree;
-use crate::cuda::DeviceUuid;
 use crate::topology::probe::{self, Verdict};
 use crate::{ControlError, Hosts, Options, World};
 use flux_core::Nodes;
+use flux_cuda::DeviceUuid;
 use std::time::{Duration, Instant};
 
 /// How long a probe's end may take beyond its limit.

@@ -4,7 +4,7 @@
 //! boot and version. Files appear whole.
 
 use super::report::{ChildReport, Report};
-use crate::cuda::{self, DeviceUuid};
+use flux_cuda::DeviceUuid;
 use flux_files::NewFile;
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
@@ -27,7 +27,7 @@ impl CacheKey {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         // The kernel's part of the driver, where it shows; the library's always.
         let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-        let library = cuda::driver_version().ok()?;
+        let library = flux_cuda::driver_version().ok()?;
         Some(Self::of(
             devices,
             boot.trim(),

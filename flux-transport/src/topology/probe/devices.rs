@@ -5,8 +5,8 @@
 use super::exchange::{Lost, PATIENCE, ROUNDS, Side, ping_pong, store};
 use super::report::{ChildReport, Direction, Report, pairs};
 use super::request::Request;
-use crate::cuda::{self, CudaError, DeviceInfo, DeviceUuid};
 use crate::topology;
+use flux_cuda::{CudaError, DeviceInfo, DeviceUuid};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -41,7 +41,9 @@ pub(super) fn ask(request: &Request) -> ChildReport {
 
 /// The devices as this process numbers them.
 fn infos(request: &Request) -> Result<Vec<DeviceInfo>, String> {
-    let all = || (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<Vec<_>, _>>();
+    let all = || {
+        (0..flux_cuda::device_count()?).map(flux_cuda::device_info).collect::<Result<Vec<_>, _>>()
+    };
     let all = all().map_err(|error| error.to_string())?;
     let one = |uuid: &DeviceUuid| {
         let found = all.iter().find(|info| info.uuid == *uuid).cloned();
@@ -58,7 +60,7 @@ fn directions(
 ) -> Result<(Vec<Direction>, Vec<String>), CudaError> {
     let mut directions = Vec::new();
     for (from, to) in pairs(infos.len()) {
-        let granted = cuda::can_access_peer(infos[from].ordinal, infos[to].ordinal)?;
+        let granted = flux_cuda::can_access_peer(infos[from].ordinal, infos[to].ordinal)?;
         let fault = (!granted).then(|| "the driver grants no peer access".to_owned());
         directions.push(Direction { from, to, fault });
     }

@@ -8,7 +8,7 @@
 //! operations and copy engines cross the same links, bridges and translations as a kernel's stores,
 //! and need no kernel. A driver call that does not return is why a probe is a process of its own.
 
-use crate::cuda::{
+use flux_cuda::{
     Allocation, CudaDevice, CudaError, DeviceBlock, DeviceInfo, Handles, Mapping, SideStream,
     WordOp, copy_async, fill_words, read, round_up, words_async,
 };

@@ -26,9 +26,9 @@ pub use proof::{Proof, Verdict};
 pub(crate) use report::line;
 pub use report::{Direction, Report};
 
-use crate::cuda::DeviceUuid;
 use crate::topology::Settings;
 use cache::CacheKey;
+use flux_cuda::DeviceUuid;
 use report::ChildReport;
 use request::{REQUEST, Request};
 use std::ffi::OsStr;

@@ -3,7 +3,7 @@
 //! Invariant: decoding accepts exactly what [`ChildReport::encode`] of this version gives, so cut
 //! output never passes for a proof.
 
-use crate::cuda::DeviceUuid;
+use flux_cuda::DeviceUuid;
 
 /// First line of a message, whatever the version.
 const FAMILY: &str = "flux-probe ";

@@ -2,7 +2,7 @@
 //!
 //! Invariant: decoding accepts exactly what [`Request::encode`] of this version gives.
 
-use crate::cuda::DeviceUuid;
+use flux_cuda::DeviceUuid;
 
 /// Makes a process that calls [`serve`](super::serve) a probe, which answers on stdout and ends.
 pub(super) const REQUEST: &str = "FLUX_PROBE_REQUEST";

@@ -3,8 +3,8 @@
 //! Invariant: the driver compares words by the sign of a difference modulo 2^32, so no awaited word
 //! may be more than about 2^30 calls old.
 
-use crate::cuda::CudaError;
 use flux_core::signal::Epoch;
+use flux_cuda::CudaError;
 
 /// How far ahead of awaited epochs words are set to release waits. Also the maximal age of a word.
 pub(crate) const AHEAD: u32 = 1 << 30;

@@ -13,9 +13,9 @@ pub(crate) use self::history::{OpHash, OpHashes};
 use self::order::{Order, StreamTurn};
 use crate::backends::error::TransportError;
 use crate::backends::kind::TransportKind;
-use crate::cuda::{CudaDevice, CudaError};
 use crate::device::{Device, Stream};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError};
 
 #[derive(Debug)]
 pub(crate) struct Calls {

@@ -3,7 +3,7 @@
 //! Invariant: a call starts after the last one, if that came on another stream; within one capture
 //! likewise. A replayed graph is ordered by its launcher.
 
-use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
+use flux_cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {

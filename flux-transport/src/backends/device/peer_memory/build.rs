@@ -10,9 +10,9 @@ use super::proof;
 use super::shared::Peer;
 use super::workspace::{Candidate, Workspace, clear_pad};
 use crate::backends::device::lane::Lane;
-use crate::cuda::{CudaDevice, Handles};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, Handles};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// What all ranks' workspaces are to be.

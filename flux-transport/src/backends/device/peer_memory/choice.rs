@@ -37,8 +37,8 @@ pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), PeerMemo
 mod tests {
     use super::super::offer::DeviceIdentity;
     use super::*;
-    use crate::cuda::DeviceUuid;
     use crate::topology::hints;
+    use flux_cuda::DeviceUuid;
     use proptest::prelude::*;
 
     /// Device `number` of a machine.

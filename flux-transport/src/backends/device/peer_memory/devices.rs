@@ -9,10 +9,10 @@ use super::mig::{self, Mig};
 use super::offer::{DeviceIdentity, Introduction};
 use crate::backends::options::Options;
 use crate::bootstrap::world::World;
-use crate::cuda::{self, CudaError, DeviceInfo, Handles};
 use crate::topology;
 use crate::topology::hints;
 use flux_core::{Nodes, Rank};
+use flux_cuda::{CudaError, DeviceInfo, Handles};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reachability {
@@ -181,12 +181,12 @@ fn reach_peers(
         return Err(unsupported("memory handles that can be passed to other processes").into());
     }
     let visible: Vec<_> =
-        (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
+        (0..flux_cuda::device_count()?).map(flux_cuda::device_info).collect::<Result<_, _>>()?;
     for &(peer, other) in node_peers {
         // A peer's device may be hidden from this process; then only the proof by data can tell.
         let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
         if let Some(seen) = seen
-            && !cuda::can_access_peer(info.ordinal, seen.ordinal)?
+            && !flux_cuda::can_access_peer(info.ordinal, seen.ordinal)?
         {
             return Err(PeerMemoryError::NoPeerAccess {
                 rank,
@@ -201,11 +201,15 @@ fn reach_peers(
 
 /// The device that a rank is to use.
 fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
-    cuda::available()?;
-    let ordinal =
-        choice::ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?);
-    cuda::usable(ordinal)?;
-    cuda::device_info(ordinal)
+    flux_cuda::available()?;
+    let ordinal = choice::ordinal(
+        options.device,
+        world.launch(),
+        world.local_rank(),
+        flux_cuda::device_count()?,
+    );
+    flux_cuda::usable(ordinal)?;
+    flux_cuda::device_info(ordinal)
 }
 
 #[cfg(test)]
@@ -245,7 +249,7 @@ mod tests {
 
     #[test]
     fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
-        let uuid = cuda::DeviceUuid([0; 16]);
+        let uuid = flux_cuda::DeviceUuid([0; 16]);
         let in_process = |process: u8| DeviceIdentity {
             process: [process; 16],
             uuid,

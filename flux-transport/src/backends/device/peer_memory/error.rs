@@ -7,10 +7,10 @@ use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
 use crate::backends::options::Select;
 use crate::bootstrap::control::{ControlError, Disagreed};
-use crate::cuda::{CudaError, DeviceUuid};
 use crate::topology::hints;
 use flux_core::Rank;
 use flux_core::layout::WorkspaceSize;
+use flux_cuda::{CudaError, DeviceUuid};
 
 /// What went wrong, and between whom.
 #[derive(Debug, thiserror::Error)]

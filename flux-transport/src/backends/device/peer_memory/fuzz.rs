@@ -22,7 +22,7 @@ pub fn offer(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
-    let (process, uuid) = (std::array::from_fn(|at| at as u8), crate::cuda::DeviceUuid([1; 16]));
+    let (process, uuid) = (std::array::from_fn(|at| at as u8), flux_cuda::DeviceUuid([1; 16]));
     let identity = super::offer::DeviceIdentity {
         process,
         uuid,

@@ -5,10 +5,10 @@
 
 use super::error::PeerMemoryError;
 use super::offer::DeviceIdentity;
-use crate::cuda::{CudaError, DeviceInfo};
 use crate::topology;
 use crate::topology::hints;
 use flux_core::{Nodes, Rank};
+use flux_cuda::{CudaError, DeviceInfo};
 
 /// The ranks of a node, as far as MIG may keep them apart.
 #[derive(Clone, Debug)]
@@ -90,8 +90,8 @@ mod tests {
     use crate::backends::connect_error::ConnectError;
     use crate::backends::options::Select;
     use crate::bootstrap::control::ControlError;
-    use crate::cuda::DeviceUuid;
     use flux_core::WorldSize;
+    use flux_cuda::DeviceUuid;
 
     /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
     fn node(instances: &[bool]) -> Mig {

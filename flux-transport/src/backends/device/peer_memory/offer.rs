@@ -4,9 +4,9 @@
 //! version give. Ranks compute offsets from the common size.
 
 use crate::backends::view::checked_bytes;
-use crate::cuda::DeviceUuid;
 use crate::topology::hints;
 use flux_core::layout::WorkspaceSize;
+use flux_cuda::DeviceUuid;
 
 /// First bytes of a message, with the version.
 const MAGIC: [u8; 8] = *b"fluxnvl3";

@@ -5,10 +5,10 @@
 use super::offer::DeviceIdentity;
 use super::workspace::Workspace;
 use crate::backends::device::lane::Lane;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 use crate::topology::probe::vetoed;
 use flux_core::layout::broken_offset;
 use flux_core::rank::MAX_WORLD;
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 
 const INITIAL: u32 = 0;
 
@@ -95,7 +95,7 @@ fn index(rank: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::DeviceUuid;
+    use flux_cuda::DeviceUuid;
     use std::collections::BTreeSet;
 
     #[test]

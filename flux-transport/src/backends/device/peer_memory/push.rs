@@ -7,10 +7,10 @@
 use super::copies::copies;
 use crate::backends::device::lane::Lane;
 use crate::backends::jobs::RowTransfers;
-use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
 
 /// Where things are, for a push.
 #[derive(Clone, Copy, Debug)]

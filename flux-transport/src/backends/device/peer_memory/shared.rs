@@ -4,7 +4,7 @@
 //! share one mapping; across processes each has its own, which outlives a killed owner.
 
 use crate::backends::registry::Registry;
-use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping, keep};
+use flux_cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping, keep};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Shared {
         ordinals: &[u32],
     ) -> Result<Arc<Self>, CudaError> {
         let granularity = Allocation::granularity(device, handles)?;
-        let Some(bytes) = crate::cuda::round_up(bytes, granularity) else {
+        let Some(bytes) = flux_cuda::round_up(bytes, granularity) else {
             return Err(CudaError::Call {
                 call: "cuMemCreate",
                 code: 2,

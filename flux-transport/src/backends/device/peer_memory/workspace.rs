@@ -7,9 +7,9 @@ use super::offer::Offer;
 use super::shared::{Peer, Shared};
 use crate::backends::device::lane::Lane;
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cuda::DeviceUuid;
+use flux_cuda::DeviceUuid;
 use proptest::prelude::*;
 
 fn on(device: u8) -> Facts {
