@@ -8,7 +8,7 @@ mod state;
 
 use super::error::ControlError;
 use super::hosts::Hosts;
-use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
+use super::inquiry::{Answer, Answerer, GaveUp, mask_of, ranks_of};
 use super::plane::{ControlPlane, Given, Launch, NO_COMMUNICATOR, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use crate::sync::locked;
@@ -67,7 +67,8 @@ impl LocalControl {
             if missing.is_empty() {
                 break;
             }
-            if let Some(aborted) = self.steps().aborted(communicator) {
+            let awaited = mask_of(missing.iter().copied().chain([self.rank]));
+            if let Some(aborted) = self.steps().aborted(communicator, awaited) {
                 return Err(aborted);
             }
             for &rank in &missing {

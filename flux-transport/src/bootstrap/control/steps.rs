@@ -1,11 +1,12 @@
 //! Serialises the steps that several threads of a rank take in one world.
 //!
 //! Invariant: one thread at a time is in a step, and steps are numbered in order. After the first
-//! failure, also a turn that does not come in time, nobody takes another. Nobody takes a step of a
-//! communicator that is aborted.
+//! failure, also a turn that does not come in time, nobody takes another. An abort ends the steps of
+//! its communicator; one that is made to rebuild does not end those that its rank has taken part in.
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
+use crate::reason;
 use crate::sync::locked;
 use flux_core::Rank;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,9 +38,13 @@ struct Abort {
 }
 
 impl State {
-    /// Whether steps of a communicator have ended, and by whom.
-    fn aborted(&self, communicator: u32) -> Option<ControlError> {
-        let found = self.aborted.iter().find(|abort| abort.communicator == communicator)?;
+    /// Whether a step of a communicator has ended that waits for `missing`, and by whom.
+    fn aborted(&self, communicator: u32, missing: u32) -> Option<ControlError> {
+        let ends = |abort: &&Abort| {
+            abort.communicator == communicator
+                && (abort.reason != reason::REBUILT || mask_of([abort.by]) & missing != 0)
+        };
+        let found = self.aborted.iter().find(ends)?;
         Some(ControlError::Aborted { rank: found.by, reason: found.reason })
     }
 }
@@ -62,14 +67,15 @@ impl Steps {
         take: impl FnOnce(u64) -> Result<T, ControlError>,
     ) -> Result<T, ControlError> {
         let left = deadline.saturating_duration_since(Instant::now());
+        let own = mask_of([rank]);
         let busy = |state: &mut State| {
-            state.taken && state.failed.is_none() && state.aborted(communicator).is_none()
+            state.taken && state.failed.is_none() && state.aborted(communicator, own).is_none()
         };
         let (mut state, _) = self
             .ended
             .wait_timeout_while(locked(&self.state), left, busy)
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(aborted) = state.aborted(communicator) {
+        if let Some(aborted) = state.aborted(communicator, own) {
             return Err(aborted);
         }
         if let Some(first) = &state.failed {
@@ -84,7 +90,7 @@ impl Steps {
             drop(state);
             let awaited = match self.awaited.load(Ordering::Relaxed) {
                 // It is on its way, or at its end.
-                0 => mask_of([rank]),
+                0 => own,
                 awaited => awaited,
             };
             return Err(
@@ -98,19 +104,21 @@ impl Steps {
         take(number).map_err(|error| self.fail(error))
     }
 
-    /// Ends the steps of a communicator, if it is the first to do so. Whoever waits in one must be
-    /// woken.
+    /// Ends the steps of a communicator, if it is the first abort by that rank. Whoever waits in one
+    /// must be woken.
     pub(crate) fn abort(&self, communicator: u32, by: Rank, reason: u32) {
         let mut state = locked(&self.state);
-        if state.aborted(communicator).is_none() {
+        let known = |abort: &Abort| (abort.communicator, abort.by) == (communicator, by);
+        if !state.aborted.iter().any(known) {
             state.aborted.push(Abort { communicator, by, reason });
         }
         self.ended.notify_all();
     }
 
-    /// Why a step of a communicator ends before its deadline.
-    pub(crate) fn aborted(&self, communicator: u32) -> Option<ControlError> {
-        locked(&self.state).aborted(communicator)
+    /// Why a step of a communicator ends before its deadline, for a rank that waits for `missing`
+    /// (bits), itself among them. What these ranks gave before they aborted has come.
+    pub(crate) fn aborted(&self, communicator: u32, missing: u32) -> Option<ControlError> {
+        locked(&self.state).aborted(communicator, missing)
     }
 
     /// Notes whom the step in progress waits for from now on.
@@ -189,6 +197,24 @@ mod tests {
             assert_eq!(long.join().unwrap().unwrap(), 0);
             assert_eq!(refused(), text);
         });
+    }
+
+    #[test]
+    fn a_rank_that_rebuilds_ends_no_step_that_it_has_taken_part_in() {
+        let (steps, [left, other]) = (Steps::default(), [1, 2].map(Rank::new));
+        steps.abort(7, left, reason::REBUILT);
+        assert!(steps.aborted(7, mask_of([other])).is_none());
+        assert!(steps.aborted(7, mask_of([left, other])).is_some());
+        assert!(steps.aborted(8, mask_of([left])).is_none());
+        let taken =
+            |communicator| steps.take(OWN, ("barrier", communicator), after(60 * SECOND), Ok);
+        assert!(taken(7).is_ok(), "it may have what it waits for");
+        // Of a caller's abort, whoever the step waits for.
+        steps.abort(7, other, 3);
+        assert!(steps.aborted(7, mask_of([left])).is_some() && taken(7).is_err());
+        // Of this rank's own.
+        steps.abort(8, OWN, reason::REBUILT);
+        assert!(taken(8).is_err());
     }
 
     #[test]

@@ -183,7 +183,8 @@ impl ProcessControl {
             if missing == 0 {
                 return Ok(frames);
             }
-            if let Some(aborted) = self.endpoint.steps.aborted(communicator) {
+            let awaited = missing | mask_of([self.endpoint.rank]);
+            if let Some(aborted) = self.endpoint.steps.aborted(communicator, awaited) {
                 return Err(aborted);
             }
             self.endpoint.steps.awaits(ranks_of(missing));
