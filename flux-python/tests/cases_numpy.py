@@ -302,7 +302,7 @@ def residual_and_norm_that_do_not_fit(comm):
     wide = np.zeros((9, 24), F16)
     raises(bad, lambda: op(x, w, b, wide[1:], out=wide[:-1]), "overlaps residual")
     raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(wide[1:], residual)), "y_norm", "overlaps residual")
-    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", comm.world_size * 8, 8, residual=True), "no residual, norm or partials")
+    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", comm.world_size * 8, 8, residual=True), "all_gather_matmul has no residual")
     close(op(x, w, b, residual), y, "float16", sums)
 
 

@@ -131,11 +131,13 @@ def all_gather_object(given, payload, group=None):
 
 dist = types.ModuleType("torch.distributed")
 dist.get_rank, dist.get_world_size, dist.all_gather_object = lambda group: number, lambda group: 2, all_gather_object
+dist.ProcessGroup = type("ProcessGroup", (), {})
+dist.GroupMember = types.SimpleNamespace(NON_GROUP_MEMBER=-100)
 sys.modules["torch"] = types.ModuleType("torch")
 sys.modules["torch.distributed"] = sys.modules["torch"].distributed = dist
 
 def connect(transport="host"):
-    connected = flux_tp._comm._connect_group(object(), transport, 10.0, None, None, (64, 0, False))
+    connected = flux_tp._comm._connect_group(dist.ProcessGroup(), transport, 10.0, None, None, (64, 0, False))
     return flux_tp.Communicator(connected, 64, None)
 """
 
