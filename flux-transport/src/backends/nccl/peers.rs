@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// How long answers are waited for: those of peers that run take some 100 us.
+/// How long answers are waited for: a peer that is stopped does not answer.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// What a message is about, besides the sender's last call.
