@@ -538,14 +538,15 @@ fn in_c(error: CallError) -> Error {
             "a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the \
              capture"
         )),
-        error @ CallError::Shape { operand: "w" | "w[1]" | "w[2]" | "w[3]", .. } => {
+        error @ CallError::Shape { .. } => {
+            const NAMES: [(&str, &str); 4] = [
+                ("op.columns(rank)", "flux_op_columns"),
+                ("op.inner(rank)", "flux_op_inner"),
+                ("op.weight_columns(weight, rank)", "flux_op_weight_columns"),
+                ("an op built with weights(WeightLayout::Kn)", "an op with FLUX_OP_WEIGHTS_KN"),
+            ];
             let words = error.to_string();
-            let words = words
-                .replace("op.columns(rank)", "flux_op_columns")
-                .replace("op.inner(rank)", "flux_op_inner");
-            Error::operand(
-                words.replace("op.weight_columns(weight, rank)", "flux_op_weight_columns"),
-            )
+            Error::operand(NAMES.iter().fold(words, |words, (rust, c)| words.replace(rust, c)))
         }
         error => error.into(),
     }
@@ -563,6 +564,9 @@ fn built_in_c(error: BuildError) -> Error {
             | ProblemError::TooSmall { name, .. }),
         ) if name.len() > 1 => {
             Error::operand(problem.to_string().replace(name, &name.replace('n', "options.columns")))
+        }
+        BuildError::Problem(ProblemError::OneWeight { what }) => {
+            Error::operand(format!("{what} takes one weight: give zeros in options.columns"))
         }
         BuildError::SeveralWeights { .. } => Error::operand(
             "several weights are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN",

@@ -284,7 +284,7 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(
         flux_op_options { activation: 5, ..good },
         FLUX_ERROR_OPERAND,
-        "pad n with zeros to 32",
+        "pad the gates and the ups with zeros to 16 rows each",
     );
     let transposed = flux_op_options { activation: 5, n: 32, flags: FLUX_OP_WEIGHTS_KN, ..good };
     refused_with(transposed, FLUX_ERROR_OPERAND, "create the op without FLUX_OP_WEIGHTS_KN");
@@ -392,6 +392,10 @@ fn bad_operands_are_refused_and_a_good_call_then_works() {
     let short = flux_tensor { rows: 16, ..tw };
     let words = "give this rank's part of the weight, as flux_op_columns says";
     refused(forward(op, &flux_operands { w: &raw const short, ..good }), operand, words);
+    let transposed = flux_tensor { rows: 32, cols: 24, ..tw };
+    let words = "it looks transposed: weights are [n, k], or [k, n] of an op with \
+                 FLUX_OP_WEIGHTS_KN";
+    refused(forward(op, &flux_operands { w: &raw const transposed, ..good }), operand, words);
     refused(with_x(flux_tensor { data: null_mut(), ..tx }), operand, "x: the pointer is null");
     refused(
         with_x(flux_tensor { data: tx.data.wrapping_byte_add(2), ..tx }),

@@ -6,6 +6,7 @@
 //! CPU executor, the simulator and the checks walk the same list; [`layout`] gives the addresses
 //! behind its indices.
 
+mod debug;
 pub mod layout;
 pub mod machine;
 pub mod metrics;

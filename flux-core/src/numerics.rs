@@ -168,7 +168,7 @@ impl fmt::Display for Numerics {
 }
 
 /// A text names no element types.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} names no element types: use {}, with {F32_PARTIALS} for fp32 partial sums",
     names()
@@ -176,6 +176,8 @@ impl fmt::Display for Numerics {
 pub struct NumericsError {
     text: String,
 }
+
+crate::debug_is_text!(NumericsError);
 
 fn names() -> String {
     DType::ALL.map(DType::name).join(" or ")

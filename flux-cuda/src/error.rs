@@ -1,11 +1,23 @@
 //! Why a call to the driver failed: the call, the code and its name, never a type of the bindings.
 
+/// `flux_core::debug_is_text`, which this crate is below.
+macro_rules! debug_is_text {
+    ($($error:ty),+) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    )+};
+}
+pub(crate) use debug_is_text;
+
 /// The first version of CUDA, as `1000 * major + 10 * minor`, whose drivers have every entry point
 /// that is called: `cuStreamGetCaptureInfo_v3` is the newest.
 pub const OLDEST_DRIVER: u32 = 12_030;
 
 /// Why this process cannot use CUDA.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Unavailable {
@@ -58,7 +70,7 @@ impl Unavailable {
 }
 
 /// A driver call that failed, or could not be made.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum CudaError {
@@ -83,6 +95,8 @@ pub enum CudaError {
     )]
     GivenUp { ordinal: u32 },
 }
+
+debug_is_text!(Unavailable, CudaError);
 
 impl CudaError {
     /// Whether this process sees fewer devices than it needs.

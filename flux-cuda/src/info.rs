@@ -26,12 +26,14 @@ impl fmt::Display for DeviceUuid {
 }
 
 /// Text that is no [`DeviceUuid`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not the UUID of a GPU: `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12 are \
      expected"
 )]
 pub struct ParseUuidError;
+
+crate::error::debug_is_text!(ParseUuidError);
 
 impl FromStr for DeviceUuid {
     type Err = ParseUuidError;

@@ -22,7 +22,7 @@ pub struct KernelTarget {
 }
 
 /// No kernel runs on a device, or not the one that `FLUX_ARCH` asks for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoKernel {
     /// The device is older than mma.sync of bf16.
@@ -42,6 +42,8 @@ pub enum NoKernel {
         value: String,
     },
 }
+
+flux_core::debug_is_text!(NoKernel);
 
 impl KernelTarget {
     /// Of a device with this compute capability, in this process: `FLUX_ARCH=sm_80` takes the

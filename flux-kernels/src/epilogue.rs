@@ -126,12 +126,14 @@ impl fmt::Display for Activation {
 }
 
 /// What is no activation.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no activation: use {}", Activation::ALL.map(Activation::name).join(", "))]
 pub struct NoSuchActivation {
     /// The word.
     pub word: String,
 }
+
+flux_core::debug_is_text!(NoSuchActivation);
 
 /// From its word, as it is printed.
 impl FromStr for Activation {

@@ -15,7 +15,7 @@ use flux_kernels::{NoKernel, NoSuchTile, WeightLayout};
 use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
 /// Why an op was not built. Where all ranks build, all have then left the build.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The shape cannot be executed on this world.
@@ -282,7 +282,7 @@ impl std::fmt::Display for Requests {
 /// peers wait for it until the deadline, unless this rank ends their waits by
 /// [`Communicator::abort`](flux_transport::Communicator::abort). After [`CallError::Launch`] and
 /// [`CallError::Fault`] the communicator is broken.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// An operand has another shape than the op, or rows of another `m` than the others.
@@ -365,7 +365,10 @@ pub enum CallError {
     StrayBias,
     /// The op was built with an operand that was not given.
     #[error(
-        "the op was built with a {operand} and none was given: give one of [{}, {}]",
+        "the op was built with {}, and the call brings no {operand}: make it as {}, with a view of \
+         shape ({}, {})",
+        option_of(operand),
+        call_with(operand),
         expected.rows,
         expected.cols
     )]
@@ -377,8 +380,8 @@ pub enum CallError {
     },
     /// The op was built without an operand that was given.
     #[error(
-        "a {operand} of [{}, {}] was given to an op that was built without: leave it out, or build \
-         the op with {}",
+        "the call brings a {operand} of shape ({}, {}), and the op was built without: leave it out, \
+         or build the op with {}",
         found.rows, found.cols, option_of(operand)
     )]
     Unwanted {
@@ -468,9 +471,17 @@ pub enum CallError {
     Fault(Box<Failure>),
 }
 
+flux_core::debug_is_text!(BuildError, CallError);
+
 /// What an operand of another shape should have.
 fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> String {
+    let exchanged = (expected.cols as usize, expected.rows as usize) == (found.rows, found.cols);
     match operand {
+        _ if exchanged && (operand == "w" || operand.starts_with("w[")) => {
+            "it looks transposed: weights are [n, k], or [k, n] of an op built with \
+             weights(WeightLayout::Kn)"
+                .to_owned()
+        }
         "w" => {
             let part = if op.reduces() { "inner" } else { "columns" };
             format!("give this rank's part of the weight, as op.{part}(rank) says")
@@ -497,6 +508,15 @@ fn remedy(output: &str, other: &str) -> String {
         ""
     };
     format!("{output} needs memory of its own{or}")
+}
+
+/// How a call brings an operand.
+fn call_with(operand: &str) -> &'static str {
+    match operand {
+        "residual" => "op.call(&x).weight(&w, &mut y).residual(&residual).on(stream)",
+        "gain" => "op.call(&x).weight(&w, &mut y).norm(&gain, &mut y_norm).on(stream)",
+        _ => "op.call(&x).weight(&w, &mut y).bias(&bias).on(stream)",
+    }
 }
 
 /// The option that brings an operand.
@@ -563,8 +583,30 @@ mod tests {
             told("w", sums, [16, 32], [16, 64])
                 .ends_with(": give this rank's part of the weight, as op.inner(rank) says")
         );
+        for found in [[64, 16], [32, 16]] {
+            let op = if found[0] == 64 { gathers } else { sums };
+            let text = told("w", op, [found[1] as u32, found[0] as u32], found);
+            assert!(text.contains("it looks transposed") && text.ends_with("(WeightLayout::Kn)"));
+        }
         for found in [[16, 1], [1, 32], [8, 16]] {
             assert!(told("bias", gathers, [1, 16], found).ends_with(": give one row of 16 values"));
+        }
+    }
+
+    #[test]
+    fn an_operand_that_a_call_lacks_is_told_with_the_call_that_brings_it() {
+        let expected = Shape { rows: 1, cols: 64 };
+        assert_eq!(
+            CallError::NotGiven { operand: "gain", expected }.to_string(),
+            "the op was built with rms_norm(eps), and the call brings no gain: make it as \
+             op.call(&x).weight(&w, &mut y).norm(&gain, &mut y_norm).on(stream), with a view of \
+             shape (1, 64)"
+        );
+        for operand in ["bias", "bias[2]", "residual"] {
+            let text = CallError::NotGiven { operand, expected }.to_string();
+            let word = operand.split('[').next().unwrap();
+            assert!(text.contains(&format!("with {word}(true)")), "{text}");
+            assert!(text.contains(&format!(".{word}(&{word})")), "{text}");
         }
     }
 

@@ -7,8 +7,9 @@ use crate::error::BuildError;
 use flux_core::plan::Plan;
 use flux_core::problem::Shape;
 use flux_core::tile::GATE_COLUMNS;
-use flux_core::{Numerics, OpKind, Partials, Problem, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, WorldSize};
 use flux_kernels::{Activation, GateLayout, WeightLayout};
+use flux_transport::Label;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -152,6 +153,24 @@ impl OpSpec {
         format!("{} {}x{}x{}", self.kind, self.max_m, self.n, self.k)
     }
 
+    /// The op as flight records name it: with its options, so that ops of equal extents differ.
+    pub(crate) fn label(&self) -> Label {
+        let EpilogueSpec { bias, residual, activation, gates, rms_norm } = self.epilogue;
+        let numerics = self.numerics.to_string();
+        let options = [
+            (self.numerics != DType::Bf16.into(), numerics.as_str()),
+            (bias, "bias"),
+            (residual, "residual"),
+            (activation != Activation::None, activation.name()),
+            (gates.is_some(), "gates"),
+            (rms_norm.is_some(), "rms_norm"),
+            (self.weights == WeightLayout::Kn, "kn"),
+        ];
+        let given = options.into_iter().filter(|(given, _)| *given);
+        let name = given.fold(self.kind.to_string(), |name, (_, option)| name + "+" + option);
+        Label::new(&name, [0; 3])
+    }
+
     /// The problem with the most rows.
     pub(crate) fn largest(&self, world: WorldSize) -> Result<Problem, BuildError> {
         // What no u32 holds is no part of `n`; nor is `!15`, the largest multiple of 16 of a u32.
@@ -163,8 +182,13 @@ impl OpSpec {
         columns
             .iter()
             .try_for_each(|columns| Problem::check_weights(self.kind, columns, numerics, world))?;
-        let problem = Problem::new(self.kind, self.max_m, self.n, self.k, numerics, world)?;
-        let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
+        let gated = self.epilogue.gates.is_some();
+        if gated {
+            Problem::check_gates(self.kind, column(&self.n), numerics, world)?;
+        }
+        let problem = Problem::new(self.kind, self.max_m, self.n, self.k, numerics, world)
+            .map_err(of_most_rows)?;
+        let problem = if gated { problem.with_gates()? } else { problem };
         Ok(if let Some(columns) = &columns { problem.with_weights(columns)? } else { problem })
     }
 
@@ -241,6 +265,16 @@ impl OpSpec {
     }
 }
 
+/// The rows of the largest problem have the name of their option.
+fn of_most_rows(error: ProblemError) -> ProblemError {
+    let name = "max_m";
+    match error {
+        ProblemError::Zero { name: "m" } => ProblemError::Zero { name },
+        ProblemError::TooLarge { name: "m", value } => ProblemError::TooLarge { name, value },
+        other => other,
+    }
+}
+
 impl EpilogueSpec {
     /// The shape of the result of these sums: with gates half as many columns.
     pub(crate) const fn result(&self, sums: Shape) -> Shape {
@@ -270,7 +304,6 @@ impl fmt::Display for EpilogueSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::DType;
     use flux_core::TileShape;
 
     fn plain(kind: OpKind) -> OpSpec {
@@ -323,6 +356,43 @@ mod tests {
                     "{kind}, {option}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn ops_that_differ_by_an_option_have_labels_that_differ() {
+        let label = |spec: &OpSpec| spec.label().with_extents([16, 64, 64]).to_string();
+        let kind = OpKind::GemmAllReduce;
+        assert_eq!(label(&plain(kind)), "gemm_ar 16x64x64");
+        let options = OF_SUMS.into_iter().chain(OF_GATHERS).chain(OF_ALL);
+        let unseen = ["max_m", "n", "k", "several_weights", "batch_invariant", "plan", "sm_margin"];
+        for (option, set) in options.filter(|(option, _)| !unseen.contains(option)) {
+            assert_ne!(label(&with(kind, set)), label(&plain(kind)), "{option}");
+        }
+        let mut all = plain(kind);
+        (OF_SUMS.iter().chain(&OF_ALL)).for_each(|(_, set)| set(&mut all));
+        assert_eq!(label(&all), "gemm_ar+fp16+bias+residual+rms_norm+kn 16x64x64");
+    }
+
+    #[test]
+    fn rows_that_no_op_has_are_named_by_their_option() {
+        let refused = |max_m| {
+            let spec = OpSpec { max_m, ..plain(OpKind::AllGatherGemm) };
+            spec.largest(WorldSize::new(2).unwrap()).unwrap_err().to_string()
+        };
+        assert_eq!(refused(0), "max_m = 0: every extent must be at least 1");
+        assert!(refused(1 << 25).starts_with("max_m = 33554432 is above"), "{}", refused(1 << 25));
+        assert!(refused(1 << 25).ends_with("split the rows over several calls"));
+    }
+
+    #[test]
+    fn gates_and_ups_are_padded_each() {
+        for (n, rows) in [(104, 56), (100, 56), (8, 16)] {
+            let mut spec = OpSpec { n, ..plain(OpKind::AllGatherGemm) };
+            spec.epilogue.gates = Some(GateLayout::Concatenated);
+            let text = spec.largest(WorldSize::new(2).unwrap()).unwrap_err().to_string();
+            let remedy = format!("pad the gates and the ups with zeros to {rows} rows each");
+            assert!(text.starts_with(&format!("n = {n} ")) && text.ends_with(&remedy), "{text}");
         }
     }
 

@@ -42,7 +42,7 @@ impl Timeline {
 }
 
 /// Why there is no timeline.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TimelineError {
     /// The op was not built to record one.
@@ -61,3 +61,5 @@ pub enum TimelineError {
     #[error("the time line could not be read: {0}")]
     Read(#[from] LaunchError),
 }
+
+flux_core::debug_is_text!(TimelineError);

@@ -1,14 +1,21 @@
 //! The ops on the host transport, between threads and between processes.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
 mod common;
 
 use common::launched::launched;
 use common::{Case, Machine, Meeting, OPS, OpOptions, Values, build, build_case, scaled, suite};
 use flux_core::WorldSize;
-use flux_ops::{AllGatherGemm, BuildError, CommMode, Location, Plan, TimelineError};
+use flux_ops::{
+    Activation, AllGatherGemm, BuildError, CallError, CommMode, Location, Plan, TensorMut,
+    TensorRef, TimelineError,
+};
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, Select};
+use flux_transport::{Communicator, Select, Stream, World};
 use half::bf16;
+use std::error::Error;
+use std::sync::Barrier;
 use std::time::Duration;
 
 const MACHINE: Machine = Machine::Host;
@@ -49,6 +56,96 @@ fn calls_with_other_rows_fail_on_every_rank() {
 #[test]
 fn calls_in_different_orders_fail_on_every_rank() {
     suite::calls_in_different_orders_fail_on_every_rank(MACHINE);
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Runs two ranks as threads. Returns what each returns; `None` of one that panics.
+fn two_ranks<T: Send>(rank: impl Fn(World) -> T + Sync) -> Vec<Option<T>> {
+    std::thread::scope(|scope| {
+        let spawn = |world| scope.spawn(|| rank(world));
+        let ranks: Vec<_> = World::local(2).unwrap().into_iter().map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().ok()).collect()
+    })
+}
+
+/// An op for two rows at most, with this activation.
+fn small_op(comm: &Communicator, activation: Activation) -> AllGatherGemm<bf16> {
+    AllGatherGemm::builder(2, 16, 8).activation(activation).build(comm).unwrap()
+}
+
+fn call_small_op(op: &AllGatherGemm<bf16>, m: usize) -> std::result::Result<(), CallError> {
+    let (x, w, y) = ([bf16::ONE; 8], vec![bf16::ONE; 64], [bf16::NAN; 16]);
+    let (x, mut y) = (x[..m / 2 * 8].to_vec(), y[..m * 8].to_vec());
+    op.forward(
+        &TensorRef::host(&x, (m / 2, 8)).unwrap(),
+        &TensorRef::host(&w, (8, 8)).unwrap(),
+        &mut TensorMut::host(&mut y, (m, 8)).unwrap(),
+        Stream::Host,
+    )
+}
+
+/// `main` prints the error that it returns by `Debug`.
+#[test]
+fn a_main_that_returns_an_error_prints_its_sentence() {
+    let main = || -> Result<()> {
+        let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+        AllGatherGemm::<bf16>::builder(8, 20, 8).build(&comm)?;
+        Ok(())
+    };
+    assert_eq!(
+        format!("Error: {:?}", main().unwrap_err()),
+        "Error: n = 20 is not a multiple of 8: rows of 16-byte multiples are required; pad n with \
+         zeros to 24"
+    );
+}
+
+#[test]
+fn a_main_that_returns_the_loss_of_a_peer_prints_one_line() {
+    let printed = two_ranks(|world| {
+        let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
+        let op = small_op(&comm, Activation::None);
+        // As many as a rank remembers.
+        for _ in 0..64 {
+            call_small_op(&op, 2).unwrap();
+        }
+        if world.rank().get() == 1 {
+            std::panic::resume_unwind(Box::new("as a panic, but unsaid"));
+        }
+        let main = || -> Result<()> { Ok(call_small_op(&op, 2)?) };
+        let failure = main().unwrap_err();
+        [format!("Error: {failure:?}"), format!("Error: {:?}", op.failure().unwrap())]
+    });
+    for text in printed[0].as_ref().unwrap() {
+        assert!(text.contains("rank 1 is gone: its process"), "{text}");
+        assert!(text.len() < 400 && !text.contains(['\n', '{']), "{text}");
+    }
+}
+
+#[test]
+fn ranks_in_different_calls_are_told_by_what_the_calls_differ() {
+    let both = Barrier::new(2);
+    // By their activation, and by a call without rows.
+    for empty in [0, 1] {
+        let told = two_ranks(|world| {
+            let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
+            let ops = [Activation::Relu, Activation::Gelu].map(|of| small_op(&comm, of));
+            let first = world.rank().index();
+            if first < empty {
+                call_small_op(&ops[0], 0).unwrap();
+            }
+            let op = &ops[if empty == 0 { first } else { 0 }];
+            let refused = call_small_op(op, 2).map_err(|error| error.to_string());
+            both.wait();
+            refused.unwrap_err()
+        });
+        let all = told.into_iter().flatten().collect::<Vec<_>>().join("\n");
+        let expected = [
+            ["(ag_gemm+relu 2x16x8)", "(ag_gemm+gelu 2x16x8)"],
+            ["(ag_gemm+relu 2x16x8)", "(ag_gemm+relu 2x16x8) after 1 call without rows"],
+        ];
+        assert!(expected[empty].iter().all(|words| all.contains(words)), "{all}");
+    }
 }
 
 #[test]

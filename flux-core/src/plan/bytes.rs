@@ -22,9 +22,11 @@ const WORDS: usize = 12;
 pub const PLAN_BYTES: usize = 4 * WORDS;
 
 /// The bytes are not a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("these {PLAN_BYTES} bytes are no plan")]
 pub struct PlanBytesError;
+
+crate::debug_is_text!(PlanBytesError);
 
 impl Plan {
     /// The plan's binary form.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Why a text does not parse.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParsePlanError {
     /// The word is not of the form `key=value`.
@@ -43,6 +43,8 @@ pub enum ParsePlanError {
     #[error("a plan names its tile, as in tile=128x256x64")]
     NoTile,
 }
+
+crate::debug_is_text!(ParsePlanError);
 
 const EXAMPLE: &str =
     "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-slices=4 comm=fused:kernel";

@@ -3,22 +3,22 @@
 use super::{MAX_EXTENT, MAX_WEIGHTS};
 
 /// Why a shape cannot be executed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProblemError {
     /// An extent is zero.
     #[error("{name} = 0: every extent must be at least 1")]
     Zero {
-        /// `m`, `n` or `k`.
+        /// `m`, `n` or `k`; of an op's largest call `max_m`.
         name: &'static str,
     },
     /// An extent is beyond [`MAX_EXTENT`].
     #[error(
         "{name} = {value} is above the limit {MAX_EXTENT}: split the {}",
-        if *name == "m" { "rows over several calls" } else { "layer over several ops" }
+        if matches!(*name, "m" | "max_m") { "rows over several calls" } else { "layer over several ops" }
     )]
     TooLarge {
-        /// `m`, `n` or `k`.
+        /// `m`, `n` or `k`; of an op's largest call `max_m`.
         name: &'static str,
         /// The given value.
         value: usize,
@@ -26,7 +26,8 @@ pub enum ProblemError {
     /// A row of an operand would not be a multiple of 16 bytes.
     #[error(
         "{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; \
-         pad {name} with zeros to {padded}"
+         {}",
+        pad(name, *padded, *gated)
     )]
     Alignment {
         /// `n`, `k`, or `n[i]` of one of several weights.
@@ -37,11 +38,13 @@ pub enum ProblemError {
         multiple: u32,
         /// The next aligned value that the ranks can share.
         padded: u32,
+        /// Whether `n` counts gates and ups.
+        gated: bool,
     },
     /// An extent that is split over the ranks has fewer groups than ranks.
     #[error(
-        "{name} = {value} is too small for {world} ranks of at least {multiple} each: pad {name} \
-         with zeros to {padded}"
+        "{name} = {value} is too small for {world} ranks of at least {multiple} each: {}",
+        pad(name, *padded, *gated)
     )]
     TooSmall {
         /// `n`, `k`, or `n[i]` of one of several weights.
@@ -54,6 +57,8 @@ pub enum ProblemError {
         world: u32,
         /// The least value.
         padded: u32,
+        /// Whether `n` counts gates and ups.
+        gated: bool,
     },
     /// There are no weights, or too many.
     #[error(
@@ -78,4 +83,15 @@ pub enum ProblemError {
         /// What does not.
         what: &'static str,
     },
+}
+
+crate::debug_is_text!(ProblemError);
+
+/// How an extent becomes one that the ranks can share.
+fn pad(name: &str, padded: u32, gated: bool) -> String {
+    if gated {
+        format!("pad the gates and the ups with zeros to {} rows each", padded / 2)
+    } else {
+        format!("pad {name} with zeros to {padded}")
+    }
 }

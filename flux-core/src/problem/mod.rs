@@ -65,20 +65,22 @@ pub struct Problem {
     gated: bool,
 }
 
-/// Checks the multiple of an extent that `parts` ranks share.
+/// Checks an extent that `parts` ranks share in groups of `multiple`. `gated`: of gates and ups.
 fn check_multiple(
     name: &'static str,
     value: u32,
     multiple: u32,
     parts: u32,
+    gated: bool,
 ) -> Result<(), ProblemError> {
     let largest = u32::MAX - u32::MAX % multiple;
     let padded = value.checked_next_multiple_of(multiple).unwrap_or(largest).max(parts * multiple);
     if !value.is_multiple_of(multiple) {
-        return Err(ProblemError::Alignment { name, value, multiple, padded });
+        return Err(ProblemError::Alignment { name, value, multiple, padded, gated });
     }
     if value < padded {
-        return Err(ProblemError::TooSmall { name, value, multiple, world: parts, padded });
+        let world = parts;
+        return Err(ProblemError::TooSmall { name, value, multiple, world, padded, gated });
     }
     Ok(())
 }
@@ -106,7 +108,7 @@ impl Problem {
         let (w, numerics) = (world.get(), numerics.into());
         let (n_parts, k_parts) = if op.gathers() { (w, 1) } else { (1, w) };
         for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
-            check_multiple(name, value, numerics.row_multiple(), parts)?;
+            check_multiple(name, value, numerics.row_multiple(), parts, false)?;
         }
         let mut weights = [0; MAX_WEIGHTS];
         weights[0] = n;
@@ -135,8 +137,24 @@ impl Problem {
         if self.weight_count() > 1 {
             return Err(ProblemError::OneWeight { what: "an op with gates" });
         }
-        check_multiple("n", self.n, self.numerics.gated_multiple(), self.world.get())?;
+        Self::check_gates(self.op, self.n, self.numerics, self.world)?;
         Ok(Self { gated: true, ..self })
+    }
+
+    /// Refuses `n` that no problem of `op` with gates has.
+    ///
+    /// # Errors
+    /// As [`with_gates`](Self::with_gates).
+    pub fn check_gates(
+        op: OpKind,
+        n: u32,
+        numerics: Numerics,
+        world: WorldSize,
+    ) -> Result<(), ProblemError> {
+        if op.reduces() {
+            return Ok(());
+        }
+        check_multiple("n", n, numerics.gated_multiple(), world.get(), true)
     }
 
     /// The same AllGather-GEMM with several weights, which share the gathered rows. `columns` has
@@ -186,10 +204,9 @@ impl Problem {
             return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
         }
         let ranks = if op.reduces() { 1 } else { world.get() };
-        COLUMNS_OF
-            .into_iter()
-            .zip(columns)
-            .try_for_each(|(name, &n)| check_multiple(name, n, numerics.row_multiple(), ranks))
+        COLUMNS_OF.into_iter().zip(columns).try_for_each(|(name, &n)| {
+            check_multiple(name, n, numerics.row_multiple(), ranks, false)
+        })
     }
 
     /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it

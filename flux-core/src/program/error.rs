@@ -4,7 +4,7 @@ use super::MAX_ITEMS;
 use crate::{Nodes, Rank, TileShape, WorldSize};
 
 /// Why [`TileProgram::build`](super::TileProgram::build) refuses a schedule.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
     /// A value of the schedule is zero.
@@ -92,3 +92,5 @@ pub enum ScheduleError {
         awaits: u64,
     },
 }
+
+crate::debug_is_text!(ScheduleError);

@@ -8,9 +8,11 @@ use crate::layout::FaultRecord;
 
 /// The call has failed on this rank, and its communicator must be rebuilt; [`read_fault`] gives the
 /// reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("the call has failed on this rank: see its fault record")]
 pub struct Poisoned;
+
+crate::debug_is_text!(Poisoned);
 
 /// Poisons the call, and writes the record if this is the first failure.
 pub(super) fn poison<S: Words>(words: &S, record: FaultRecord) -> Poisoned {

@@ -5,7 +5,7 @@ use crate::machine::Machine;
 use std::time::Duration;
 
 /// Why a call cannot be simulated.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
     /// The programs are not one for each rank.
@@ -38,6 +38,8 @@ pub enum SimulateError {
         peer: Rank,
     },
 }
+
+crate::debug_is_text!(SimulateError);
 
 /// Totals of one rank. Times are sums over its workers; moments count from the begin of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,12 +1,14 @@
 //! Tables of a library's entry points.
 
 /// A library lacks an entry point: it is too old, or another library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no `{symbol}`")]
 pub struct MissingSymbol {
     /// The entry point, as the library names it.
     pub symbol: &'static str,
 }
+
+crate::error::debug_is_text!(MissingSymbol);
 
 /// Declares a table of a library's entry points, and `bind`, which finds all of them.
 ///

@@ -162,7 +162,7 @@ pub fn cubins(
 }
 
 /// Why a cubin was not compiled ahead of time.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AheadError {
     /// It does not compile.
@@ -177,6 +177,8 @@ pub enum AheadError {
         reason: String,
     },
 }
+
+flux_core::debug_is_text!(AheadError);
 
 impl Cubin {
     fn new(entry: Entry, origin: Origin) -> Self {

@@ -7,7 +7,7 @@ use flux_core::program::check::Violation;
 use flux_core::{DType, Numerics, OpKind, Rank, TileShape};
 
 /// Why a call was not, or not fully, executed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecuteError {
     /// The program is for another element type.
@@ -163,6 +163,8 @@ pub enum ExecuteError {
         rank: u32,
     },
 }
+
+flux_core::debug_is_text!(ExecuteError);
 
 impl ExecuteError {
     /// What the fault record of a poisoned `rank` says.

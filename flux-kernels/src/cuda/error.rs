@@ -3,7 +3,7 @@
 use flux_cuda::CudaError;
 
 /// A driver call was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// The driver returned an error.
@@ -51,3 +51,5 @@ pub enum LaunchError {
         ctas: u32,
     },
 }
+
+flux_core::debug_is_text!(LaunchError);

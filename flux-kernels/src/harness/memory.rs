@@ -6,7 +6,7 @@ use crate::Element;
 use std::marker::PhantomData;
 
 /// There is not so much memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{bytes} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the \
      machine's"
@@ -15,6 +15,8 @@ pub struct NoMemory {
     /// What was asked for.
     pub bytes: usize,
 }
+
+flux_core::debug_is_text!(NoMemory);
 
 /// An empty list with room for so many elements of operands.
 ///

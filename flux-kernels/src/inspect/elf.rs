@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 /// The image is not a cubin as we know it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// It is cut off, or not an ELF file for CUDA.
@@ -29,6 +29,8 @@ pub enum ImageError {
         function: String,
     },
 }
+
+flux_core::debug_is_text!(ImageError);
 
 /// A function of a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -33,7 +33,7 @@ impl fmt::Display for Version {
 }
 
 /// There is no NVRTC that can be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no NVRTC (the CUDA run-time compiler) is usable here; tried {}. Install one with `pip install \
      'nvidia-cuda-nvrtc==13.0.*'` or a CUDA toolkit, or set FLUX_NVRTC_LIB to libnvrtc.so.13, or \
@@ -44,6 +44,8 @@ pub struct NvrtcUnavailable {
     /// Each library that was tried, and what was wrong with it.
     pub tried: Vec<String>,
 }
+
+flux_core::debug_is_text!(NvrtcUnavailable);
 
 flux_cuda::table! {
     /// NVRTC's entry points; programs are opaque pointers.

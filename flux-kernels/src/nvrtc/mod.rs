@@ -119,7 +119,7 @@ pub struct Compiled {
 }
 
 /// Why there is no cubin.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompileError {
     /// There is no compiler.
@@ -160,6 +160,8 @@ pub enum CompileError {
         reason: String,
     },
 }
+
+flux_core::debug_is_text!(CompileError);
 
 /// A loaded NVRTC library. It may be used from several threads at once.
 pub struct Nvrtc(Library);

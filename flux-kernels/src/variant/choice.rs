@@ -9,7 +9,7 @@ use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no kernel for tiles of {tile} here: {}", advice(*generation, *numerics))]
 pub struct NoSuchTile {
     /// The requested tile.
@@ -19,6 +19,8 @@ pub struct NoSuchTile {
     /// The requested element types.
     pub numerics: Numerics,
 }
+
+flux_core::debug_is_text!(NoSuchTile);
 
 /// The tiles that there are kernels for, in words.
 fn advice(generation: Generation, numerics: Numerics) -> String {

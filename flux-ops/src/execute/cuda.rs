@@ -8,7 +8,7 @@ use super::kernels;
 use super::plan::{Execution, Traffic};
 use super::ranges::NoRoom;
 use super::sequential::Sequential;
-use super::{Recipe, Resolved, call_number, label, no_room};
+use super::{Recipe, Resolved, call_number, labelled, no_room};
 use crate::error::{BuildError, CallError};
 use crate::operands::{Operands, Weight};
 use crate::spec::{Epsilon, OpSpec};
@@ -21,8 +21,8 @@ use flux_kernels::cuda::{
 };
 use flux_kernels::{Activation, GateLayout, KernelTarget, Variant};
 use flux_transport::{
-    Call, CollectiveKind, Communicator, Job, StagedTransfer, Started, Stream, TransportError,
-    WorkspaceView,
+    Call, CollectiveKind, Communicator, Job, Label, StagedTransfer, Started, Stream,
+    TransportError, WorkspaceView,
 };
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,6 +37,7 @@ pub(crate) struct CudaExecutor {
     kernels: Vec<(Variant, Arc<Kernel>)>,
     gates: Option<GateLayout>,
     activation: Activation,
+    label: Label,
     norm: Option<(Arc<RmsNorm>, Epsilon)>,
     /// Of an AllGather-GEMM.
     gathered: Option<Arc<GatheredRows>>,
@@ -127,6 +128,7 @@ impl CudaExecutor {
             kernels,
             gates: epilogue.gates,
             activation: epilogue.activation,
+            label: spec.label(),
             norm,
             gathered,
             programs,
@@ -173,7 +175,7 @@ impl CudaExecutor {
         } else {
             Some(recipe.resolve(comm).map_err(|error| recipe.refused(error))?)
         };
-        let mut call = comm.begin_as(stream, Some(label(&recipe.problem)))?;
+        let mut call = comm.begin_as(stream, Some(labelled(self.label, &recipe.problem)))?;
         let placed = match self.programs.take(recipe, call.capturing()) {
             Some(placed) => placed,
             // Another thread's call has evicted it meanwhile.

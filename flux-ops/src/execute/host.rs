@@ -3,7 +3,7 @@
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
 use super::host_programs::{HostBuffers, HostPrograms};
-use super::{Recipe, Resolved, call_number, label};
+use super::{Recipe, Resolved, call_number, labelled};
 use crate::error::{BuildError, CallError};
 use crate::operands::{Operands, Weight};
 use crate::spec::{EpilogueSpec, OpSpec};
@@ -12,7 +12,7 @@ use flux_kernels::cpu::{
     CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm,
 };
 use flux_kernels::{Element, WeightLayout, with_element};
-use flux_transport::{Communicator, HeldBytes, Job, Stream};
+use flux_transport::{Communicator, HeldBytes, Job, Label, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,7 @@ pub(crate) struct HostExecutor {
     buffers: Arc<HostBuffers>,
     epilogue: EpilogueSpec,
     weights: WeightLayout,
+    label: Label,
 }
 
 impl HostExecutor {
@@ -46,7 +47,8 @@ impl HostExecutor {
             HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() },
         );
         drop(shared);
-        Ok(Self { programs, buffers, epilogue: spec.epilogue, weights: spec.weights })
+        let (epilogue, weights, label) = (spec.epilogue, spec.weights, spec.label());
+        Ok(Self { programs, buffers, epilogue, weights, label })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, recipe: &Recipe) -> Result<(), CallError> {
@@ -75,7 +77,7 @@ impl HostExecutor {
     ) -> Result<(), CallError> {
         let program =
             self.programs.get(comm, recipe, false).map_err(|error| recipe.refused(error))?;
-        let mut call = comm.begin_as(stream, Some(label(&recipe.problem)))?;
+        let mut call = comm.begin_as(stream, Some(labelled(self.label, &recipe.problem)))?;
         let op_hash = call_number(op, recipe, &call);
         let job = Job::Rows(super::push_of(&operands.x, program.program()));
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.

@@ -95,9 +95,9 @@ pub(crate) fn rounds_of<'p>(
     MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }
 
-/// What flight records and errors call a call.
-fn label(problem: &Problem) -> Label {
-    Label::new(problem.op().name(), [problem.m(), problem.n(), problem.k()])
+/// What flight records and errors call a call of the op with this label.
+const fn labelled(op: Label, problem: &Problem) -> Label {
+    op.with_extents([problem.m(), problem.n(), problem.k()])
 }
 
 /// Why peers' waits end when this rank could not enqueue its part of a call: the reason of an

@@ -247,12 +247,13 @@ mod tests {
         let bias = |rows, cols| of(Weight { bias: Some(view(0x5000, rows, cols)), ..WEIGHT });
         assert_eq!(
             passes(good(), true).unwrap_err().to_string(),
-            "the op was built with a bias and none was given: give one of [1, 16]"
+            "the op was built with bias(true), and the call brings no bias: make it as \
+             op.call(&x).weight(&w, &mut y).bias(&bias).on(stream), with a view of shape (1, 16)"
         );
         assert_eq!(
             passes(bias(1, 16), false).unwrap_err().to_string(),
-            "a bias of [1, 16] was given to an op that was built without: leave it out, or build \
-             the op with bias(true)"
+            "the call brings a bias of shape (1, 16), and the op was built without: leave it out, \
+             or build the op with bias(true)"
         );
         // The whole op's columns, a column vector, a bias for each row.
         for (rows, cols) in [(1, 32), (16, 1), (8, 16)] {
@@ -285,7 +286,8 @@ mod tests {
             refused.starts_with("w is [16, 64], but ag_gemm with m = 8 takes [64, 16]"),
             "{refused}"
         );
-        assert!(check(view(0x2000, 64, 16), WeightLayout::Nk).is_err());
+        let refused = check(view(0x2000, 64, 16), WeightLayout::Nk).unwrap_err().to_string();
+        assert!(refused.ends_with("built with weights(WeightLayout::Kn)"), "{refused}");
     }
 
     #[test]
@@ -304,7 +306,9 @@ mod tests {
         let refused_of = |operands, built| check(operands, built).unwrap_err().to_string();
         assert_eq!(
             refused_of(good(), true),
-            "the op was built with a residual and none was given: give one of [8, 16]"
+            "the op was built with residual(true), and the call brings no residual: make it as \
+             op.call(&x).weight(&w, &mut y).residual(&residual).on(stream), with a view of shape \
+             (8, 16)"
         );
         assert!(
             refused_of(residual(0x5000, 8, 16), false)

@@ -4,7 +4,7 @@ use super::{ALIGNMENT, Layout};
 use flux_core::DType;
 
 /// Why a view of memory cannot be an operand; each names the value and the limit.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
     /// A view without columns.
@@ -93,3 +93,5 @@ pub enum TensorError {
         found: DType,
     },
 }
+
+flux_core::debug_is_text!(TensorError);

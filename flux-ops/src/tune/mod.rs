@@ -128,7 +128,7 @@ impl Timing {
 }
 
 /// Why a tuning ended. Rows of earlier tunings are kept.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TuneError {
     /// The op cannot be built on this communicator, whatever its plan.
@@ -168,6 +168,8 @@ pub enum TuneError {
         reason: String,
     },
 }
+
+flux_core::debug_is_text!(TuneError);
 
 impl<Op> Builder<Op> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and

@@ -9,7 +9,7 @@ use flux_cuda::CudaError;
 use std::time::Duration;
 
 /// Why there is no communicator. If one rank fails, all do.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum ConnectError {
@@ -65,6 +65,8 @@ pub enum ConnectError {
     #[error("{what}: {source}")]
     Io { what: &'static str, source: std::io::Error },
 }
+
+flux_core::debug_is_text!(ConnectError);
 
 impl From<ControlError> for ConnectError {
     fn from(error: ControlError) -> Self {

@@ -10,7 +10,7 @@ use flux_cuda::CudaError;
 use std::time::Duration;
 
 /// Why a transport could not do what it was asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum TransportError {
@@ -87,6 +87,8 @@ pub enum TransportError {
     #[error("{what}: {source}")]
     Io { what: &'static str, source: std::io::Error },
 }
+
+flux_core::debug_is_text!(TransportError);
 
 /// A stream, as whoever gave it knows it.
 fn given(stream: Option<usize>) -> String {

@@ -23,7 +23,7 @@ pub enum Wait {
 }
 
 /// Why a communicator is broken.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Fault {
@@ -59,7 +59,9 @@ pub enum Fault {
         epoch: Epoch,
     },
     /// A peer's process or thread is gone.
-    #[error("rank {rank} is gone")]
+    #[error(
+        "rank {rank} is gone: its process has ended without leaving, or its thread has panicked"
+    )]
     #[non_exhaustive]
     PeerLost { rank: Rank },
     /// A peer has dropped its communicator before a call that this rank has begun.
@@ -79,6 +81,8 @@ pub enum Fault {
         reason: u32,
     },
 }
+
+flux_core::debug_is_text!(Fault);
 
 impl Fault {
     /// The fault that a reason says, where that is another rank's and named in it.

@@ -48,11 +48,13 @@ impl fmt::Display for Select {
 }
 
 /// No transport has this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` names no transport: auto, host, nvlink, mixed, nccl and pcie are known")]
 pub struct ParseSelectError {
     name: String,
 }
+
+flux_core::debug_is_text!(ParseSelectError);
 
 impl FromStr for Select {
     type Err = ParseSelectError;

@@ -10,7 +10,7 @@ use super::names::{FLUX_SECRET, FLUX_SECRET_FILE};
 use crate::bootstrap::control::ranks;
 
 /// Why the ranks did not meet.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum BootstrapError {
@@ -166,6 +166,8 @@ pub enum BootstrapError {
     #[error("{step}: {source}")]
     Io { step: &'static str, source: io::Error },
 }
+
+flux_core::debug_is_text!(BootstrapError);
 
 impl BootstrapError {
     /// Wraps a system call's error with what was being done.

@@ -95,7 +95,11 @@ impl<'c> Call<'c> {
         label: Option<Label>,
     ) -> Self {
         let transport = comm.inner.health.transport();
-        let noted = comm.inner.flight.begin(transport.epoch(), label);
+        let noted = comm.inner.flight.begin(
+            transport.epoch(),
+            label,
+            comm.inner.empty_calls.load(Ordering::Relaxed),
+        );
         Self {
             comm,
             stream,

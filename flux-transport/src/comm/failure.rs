@@ -17,7 +17,7 @@ pub(super) const DOUBT: Duration = Duration::from_millis(250);
 pub(super) const GATHER: Duration = Duration::from_millis(200);
 
 /// Why a communicator is broken, with what each rank was doing when this one found out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
     /// The fault.
@@ -52,7 +52,7 @@ pub enum Doing {
     After(CallRecord),
     /// It has made no call.
     Nothing,
-    /// It does not answer: it is stopped, or has dropped this communicator.
+    /// It does not answer: it has dropped this communicator after an error, or is stopped.
     Silent,
     /// It has left the world.
     Left,
@@ -158,11 +158,18 @@ impl Doing {
     }
 }
 
+flux_core::debug_is_text!(Failure);
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fault.fmt(f)?;
         let mut told: Vec<(String, Vec<Rank>)> = Vec::new();
-        for report in &self.ranks {
+        let is_told = |report: &&RankReport| match self.fault {
+            Fault::PeerLost { rank } => report.rank == rank && report.doing == Doing::Gone,
+            Fault::PeerLeft { rank } => report.rank == rank && report.doing == Doing::Left,
+            _ => false,
+        };
+        for report in self.ranks.iter().filter(|report| !is_told(report)) {
             let waits_for = report
                 .awaited()
                 .map_or_else(String::new, |peer| format!(", and waited for rank {peer}"));
@@ -181,6 +188,10 @@ impl fmt::Display for Failure {
     }
 }
 
+/// A rank whose calls have failed says no more when it drops the communicator.
+const SILENT: &str =
+    "says no more (it has ended its part, as after an error of its own, or is stopped)";
+
 impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -188,9 +199,7 @@ impl fmt::Display for Doing {
             Self::Launched(call) => write!(f, "has launched {call}"),
             Self::After(call) => write!(f, "has finished {call} and begun no other"),
             Self::Nothing => f.write_str("has begun no call"),
-            Self::Silent => {
-                f.write_str("does not answer (it is stopped, or has dropped the communicator)")
-            }
+            Self::Silent => f.write_str(SILENT),
             Self::Left => f.write_str("has left"),
             Self::LeftAfter(last) => write!(f, "has left after call {last}"),
             Self::LeftBefore(_) => f.write_str("has left and made no call"),
@@ -217,6 +226,7 @@ pub(super) mod tests {
         CallRecord {
             epoch: Some(Epoch::new(epoch)),
             label,
+            empty_calls: 0,
             state,
             begun: Duration::ZERO,
             noted: Duration::ZERO,
@@ -255,7 +265,7 @@ pub(super) mod tests {
             [said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)]
                 .map(|doing| doing.to_string()),
             [
-                "does not answer (it is stopped, or has dropped the communicator)",
+                SILENT,
                 "has left and made no call",
                 "has left after call 1",
                 "has left and made no call",
@@ -333,11 +343,24 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_rank_that_does_not_answer_is_not_taken_for_stopped_alone() {
-        let silent = RankReport::new(Rank::new(1), &Answer::Silent);
+    fn a_rank_that_does_not_answer_may_have_returned_an_error() {
+        let silent = RankReport::new(Rank::new(1), &Answer::Silent).doing.to_string();
+        assert!(silent.contains("after an error of its own, or is stopped"), "{silent}");
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_named_once() {
+        let waits = Doing::In(call(42, CallState::Failed));
+        let said = |fault, doing| Failure { fault, ranks: reports(&[waits, doing]) }.to_string();
+        let op = "rank 0: in call 42 (ag_gemm 4096x49152x12288)";
+        let rank = Rank::new(1);
         assert_eq!(
-            silent.doing.to_string(),
-            "does not answer (it is stopped, or has dropped the communicator)"
+            said(Fault::PeerLost { rank }, Doing::Gone),
+            format!(
+                "rank 1 is gone: its process has ended without leaving, or its thread has panicked; {op}"
+            )
         );
+        let left = said(Fault::PeerLeft { rank }, Doing::Left);
+        assert!(left.matches("rank 1").count() == 1 && left.ends_with(op), "{left}");
     }
 }

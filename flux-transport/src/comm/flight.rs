@@ -9,22 +9,28 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub(super) const KEPT: usize = 64;
-const NAME: usize = 16;
+const NAME: usize = 48;
 
 /// What a caller calls a call: an op, and its extents.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Label {
     name: [u8; NAME],
     extents: [u32; 3],
 }
 
 impl Label {
-    /// The op's name, of which 16 bytes are kept, and its global extents.
+    /// The op's name, of which 48 bytes are kept, and its global extents.
     pub fn new(name: &str, extents: [u32; 3]) -> Self {
         let mut kept = [0; NAME];
         let length = name.len().min(NAME);
         kept[..length].copy_from_slice(&name.as_bytes()[..length]);
         Self { name: kept, extents }
+    }
+
+    /// The same name with other extents.
+    #[must_use]
+    pub const fn with_extents(self, extents: [u32; 3]) -> Self {
+        Self { extents, ..self }
     }
 }
 
@@ -69,6 +75,8 @@ pub struct CallRecord {
     pub epoch: Option<Epoch>,
     /// What it is, where the caller said it.
     pub label: Option<Label>,
+    /// Calls [without rows](crate::Communicator::empty_call) before it, modulo 2^32.
+    pub empty_calls: u32,
     /// How far it has come.
     pub state: CallState,
     /// When it began, after the communicator was made.
@@ -83,7 +91,12 @@ impl fmt::Display for CallRecord {
             Some(epoch) => write!(f, "call {epoch}")?,
             None => f.write_str("a captured call")?,
         }
-        self.label.map_or(Ok(()), |label| write!(f, " ({label})"))
+        self.label.map_or(Ok(()), |label| write!(f, " ({label})"))?;
+        match self.empty_calls {
+            0 => Ok(()),
+            1 => f.write_str(" after 1 call without rows"),
+            empty => write!(f, " after {empty} calls without rows"),
+        }
     }
 }
 
@@ -108,12 +121,18 @@ impl Flight {
         Self { start: Instant::now(), calls: Mutex::new(Ring { ring: [None; KEPT], made: 0 }) }
     }
 
-    pub(super) fn begin(&self, epoch: Option<Epoch>, label: Option<Label>) -> Noted {
+    pub(super) fn begin(
+        &self,
+        epoch: Option<Epoch>,
+        label: Option<Label>,
+        empty_calls: u32,
+    ) -> Noted {
         let now = self.start.elapsed();
         let mut calls = locked(&self.calls);
         let noted = Noted(calls.made);
+        let state = CallState::Begun;
         calls.ring[noted.0 % KEPT] =
-            Some(CallRecord { epoch, label, state: CallState::Begun, begun: now, noted: now });
+            Some(CallRecord { epoch, label, empty_calls, state, begun: now, noted: now });
         calls.made += 1;
         noted
     }
@@ -143,12 +162,12 @@ impl Flight {
 
 const STATES: [CallState; 5] =
     [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
-const RECORD: usize = 3 + 4 + NAME + 12 + 16;
+const RECORD: usize = 3 + 4 + NAME + 12 + 4 + 16;
 
 pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(calls.len() * RECORD);
     for call in calls {
-        let label = call.label.unwrap_or_default();
+        let label = call.label.unwrap_or(Label { name: [0; NAME], extents: [0; 3] });
         bytes.extend([
             call.state as u8,
             u8::from(call.epoch.is_some()),
@@ -157,6 +176,7 @@ pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
         bytes.extend(call.epoch.map_or(0, Epoch::get).to_le_bytes());
         bytes.extend(label.name);
         label.extents.iter().for_each(|extent| bytes.extend(extent.to_le_bytes()));
+        bytes.extend(call.empty_calls.to_le_bytes());
         for time in [call.begun, call.noted] {
             bytes.extend(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
         }
@@ -180,7 +200,8 @@ fn decode_one(record: &[u8; RECORD]) -> Option<CallRecord> {
     }
     let (epoch, rest) = rest.split_first_chunk()?;
     let (name, rest) = rest.split_first_chunk()?;
-    let (extents, times) = rest.split_first_chunk::<12>()?;
+    let (extents, rest) = rest.split_first_chunk::<12>()?;
+    let (empty_calls, times) = rest.split_first_chunk()?;
     let mut label = Label { name: *name, extents: [0; 3] };
     for (extent, from) in label.extents.iter_mut().zip(extents.as_chunks().0) {
         *extent = u32::from_le_bytes(*from);
@@ -190,6 +211,7 @@ fn decode_one(record: &[u8; RECORD]) -> Option<CallRecord> {
     Some(CallRecord {
         epoch: (*has_epoch == 1).then(|| Epoch::new(u32::from_le_bytes(*epoch))),
         label: (*has_label == 1).then_some(label),
+        empty_calls: u32::from_le_bytes(*empty_calls),
         state: *STATES.get(usize::from(*state))?,
         begun: times.next()?,
         noted: times.next()?,
@@ -203,15 +225,17 @@ mod tests {
 
     fn record() -> impl Strategy<Value = CallRecord> {
         let label = prop::option::of(
-            ("[a-z_]{0,20}", any::<[u32; 3]>())
+            ("[a-z_]{0,60}", any::<[u32; 3]>())
                 .prop_map(|(name, extents)| Label::new(&name, extents)),
         );
-        (prop::option::of(any::<u32>()), label, 0..STATES.len(), any::<[u64; 2]>()).prop_map(
-            |(epoch, label, state, [begun, noted])| {
+        let epoch = prop::option::of(any::<u32>());
+        (epoch, label, any::<u32>(), 0..STATES.len(), any::<[u64; 2]>()).prop_map(
+            |(epoch, label, empty_calls, state, [begun, noted])| {
                 let [begun, noted] = [begun, noted].map(Duration::from_nanos);
                 CallRecord {
                     epoch: epoch.map(Epoch::new),
                     label,
+                    empty_calls,
                     state: STATES[state],
                     begun,
                     noted,
@@ -229,8 +253,10 @@ mod tests {
     #[test]
     fn a_call_that_is_being_made_is_told_with_how_long() {
         let flight = Flight::new();
-        let (first, _) =
-            (flight.begin(Some(Epoch::new(1)), None), flight.begin(Some(Epoch::new(2)), None));
+        let (first, _) = (
+            flight.begin(Some(Epoch::new(1)), None, 0),
+            flight.begin(Some(Epoch::new(2)), None, 0),
+        );
         flight.note(first, CallState::Launched);
         let took = |at: usize| flight.last()[at].noted.saturating_sub(flight.last()[at].begun);
         let (launched, made) = (took(0), took(1));
@@ -248,7 +274,7 @@ mod tests {
         #[test]
         fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             if let Some(calls) = decode(&bytes) {
-                prop_assert!(calls.iter().all(|call| call.to_string().len() < 100));
+                prop_assert!(calls.iter().all(|call| call.to_string().len() < 160));
             }
         }
     }
@@ -259,9 +285,9 @@ mod tests {
             [(KEPT - 1, [CallState::Failed, CallState::Done]), (KEPT, [CallState::Done; 2])]
         {
             let flight = Flight::new();
-            let first = flight.begin(Some(Epoch::new(0)), None);
+            let first = flight.begin(Some(Epoch::new(0)), None, 0);
             for number in 1..=u32::try_from(later).unwrap() {
-                flight.note(flight.begin(Some(Epoch::new(number)), None), CallState::Done);
+                flight.note(flight.begin(Some(Epoch::new(number)), None, 0), CallState::Done);
             }
             flight.note(first, CallState::Failed);
             let calls = flight.last();
@@ -276,10 +302,10 @@ mod tests {
     #[test]
     fn the_newest_calls_are_kept_in_order() {
         let flight = Flight::new();
-        let first = flight.begin(Some(Epoch::new(0)), None);
+        let first = flight.begin(Some(Epoch::new(0)), None, 0);
         for number in 1..=100 {
-            let call = flight
-                .begin(Some(Epoch::new(number)), Some(Label::new("ag_gemm", [4096, 49152, 12288])));
+            let label = Label::new("ag_gemm+gelu", [4096, 49152, 12288]);
+            let call = flight.begin(Some(Epoch::new(number)), Some(label), number / 100);
             flight.note(call, CallState::Done);
         }
         flight.note(first, CallState::Failed); // is kept no more, and must not be written over another
@@ -288,6 +314,9 @@ mod tests {
             calls.iter().filter_map(|call| call.epoch).map(Epoch::get).collect();
         assert_eq!(numbers, (37..=100).collect::<Vec<_>>());
         assert!(calls.iter().all(|call| call.state == CallState::Done));
-        assert_eq!(calls[63].to_string(), "call 100 (ag_gemm 4096x49152x12288)");
+        assert_eq!(
+            calls[63].to_string(),
+            "call 100 (ag_gemm+gelu 4096x49152x12288) after 1 call without rows"
+        );
     }
 }

@@ -45,7 +45,8 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
 
     let call = |epoch: Option<u32>, label, state| {
         let [begun, noted] = [1000, 2000].map(Duration::from_nanos);
-        CallRecord { epoch: epoch.map(flux_core::signal::Epoch::new), label, state, begun, noted }
+        let epoch = epoch.map(flux_core::signal::Epoch::new);
+        CallRecord { epoch, label, empty_calls: 0, state, begun, noted }
     };
     let label = Label::new("ag_gemm", [4096, 49152, 12288]);
     let flight = [call(Some(41), Some(label), CallState::Done), call(None, None, CallState::Begun)];

@@ -53,7 +53,7 @@ impl fmt::Display for Output {
 }
 
 /// A broken rule and its place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
     /// The programs are not those of all ranks of one call, in rank order.
@@ -412,3 +412,5 @@ pub enum Violation {
         second: Rank,
     },
 }
+
+crate::debug_is_text!(Violation);

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Why there is no NCCL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclUnavailable {
     /// No candidate can be loaded.
@@ -33,7 +33,7 @@ pub enum NcclUnavailable {
 }
 
 /// A collective, or the setting up or down of a communicator, that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
     /// There is no NCCL in this process.
@@ -92,6 +92,8 @@ pub enum NcclError {
         reason: String,
     },
 }
+
+flux_core::debug_is_text!(NcclUnavailable, NcclError);
 
 /// The oldest version whose communicators are told all that they are here: `10000 * major + 100 *
 /// minor + patch`.

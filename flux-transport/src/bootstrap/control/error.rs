@@ -4,7 +4,7 @@ use flux_core::Rank;
 use std::io;
 
 /// Why a step of the control plane failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum ControlError {
@@ -59,6 +59,8 @@ pub enum ControlError {
         detail: String,
     },
 }
+
+flux_core::debug_is_text!(ControlError);
 
 /// The step in which the ranks that are left make a group.
 pub(crate) const REGROUPING: &str = "regrouping";

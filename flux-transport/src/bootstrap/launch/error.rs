@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use flux_core::{Rank, WorldSize};
 
 /// Why the ranks did not start.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum LaunchError {
@@ -33,3 +33,5 @@ pub enum LaunchError {
     #[error("{step} failed: {source}")]
     Io { step: &'static str, source: io::Error },
 }
+
+flux_core::debug_is_text!(LaunchError);

@@ -6,7 +6,7 @@ use flux_core::{Rank, WorldSize};
 use crate::bootstrap::BootstrapError;
 
 /// Why a rank could not find its place.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum WorldError {
@@ -27,6 +27,8 @@ pub enum WorldError {
     #[error(transparent)]
     Bootstrap(BootstrapError),
 }
+
+flux_core::debug_is_text!(WorldError);
 
 impl From<BootstrapError> for WorldError {
     fn from(error: BootstrapError) -> Self {

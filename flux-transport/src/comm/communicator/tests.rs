@@ -226,7 +226,7 @@ fn a_rank_that_waits_for_a_hung_device_is_not_named_by_those_that_wait_for_it() 
         for comm in waits.iter().chain([&second, &device]) {
             comm.inner
                 .flight
-                .note(comm.inner.flight.begin(Some(Epoch::new(9)), None), CallState::Launched);
+                .note(comm.inner.flight.begin(Some(Epoch::new(9)), None, 0), CallState::Launched);
         }
         let named =
             |fault: Fault| if let Fault::Timeout { late, .. } = fault { late } else { Vec::new() };
