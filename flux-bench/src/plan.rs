@@ -68,7 +68,8 @@ impl PlanArgs {
             .find(|device| target.machine.is_of(device));
         let key = PlanKey::new(
             problem,
-            (device.map_or(target.machine.gpu, |device| device), target.machine.generation),
+            device.map_or(target.machine.gpu, |device| device),
+            target.machine.generation,
             "any",
             transport,
         );

@@ -16,7 +16,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
 /// Why a plan table's file was not read or written; it is as it was.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableFileError {
     /// The file holds something else, or a table of another version.
@@ -43,6 +43,8 @@ pub enum TableFileError {
     #[error("there is no place for a plan table: set FLUX_PLAN_TABLE or HOME")]
     NoPath,
 }
+
+flux_core::debug_is_text!(TableFileError);
 
 /// Where the environment has the table: `FLUX_PLAN_TABLE`, else `flux/plans.csv` of the user's data
 /// folder.
@@ -171,7 +173,7 @@ mod tests {
         )
         .unwrap();
         PlanRow {
-            key: PlanKey::new(&problem, ("host", Generation::Hopper), "host", "host"),
+            key: PlanKey::new(&problem, "host", Generation::Hopper, "host", "host"),
             m,
             plan: "tile=128x256x64".parse().unwrap(),
             us,

@@ -168,7 +168,7 @@ impl Machine {
     }
 
     /// Time of a pushed piece of `rows` by `row_bytes` to `ranks` ranks, besides the link's.
-    pub(crate) fn push_overhead(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
+    pub(crate) fn push_overhead(&self, rows: u64, row_bytes: u64, ranks: u64) -> Duration {
         let rounds = rows
             .saturating_mul(row_bytes.div_ceil(PUSHED_BYTES))
             .div_ceil(self.multiprocessors.max(1).into());

@@ -221,7 +221,7 @@ impl<'a> PlanCost<'a> {
                 let row_bytes = (f64::from(self.problem.k_shard()) / slices).ceil() as u64
                     * self.problem.numerics().operand.bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
-                machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
+                machine.push_overhead(rows, row_bytes, ranks).as_nanos() as f64
             }
         }
     }

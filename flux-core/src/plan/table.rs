@@ -63,7 +63,7 @@ pub struct PlanTable {
 }
 
 /// Why a text is no plan table.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanTableError {
     /// The text is of something else, or of another version.
@@ -84,11 +84,14 @@ pub enum PlanTableError {
     },
 }
 
+crate::debug_is_text!(PlanTableError);
+
 impl PlanKey {
     /// The key of a problem on such a device with this kernel.
     pub fn new(
         problem: &Problem,
-        (device, generation): (&str, Generation),
+        device: &str,
+        generation: Generation,
         driver: &str,
         transport: &str,
     ) -> Self {

@@ -313,7 +313,7 @@ fn push_times(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
         );
         let ranks =
             group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
-        at = at.saturating_add(machine.push_overhead((rows, row_bytes), group.len() as u64));
+        at = at.saturating_add(machine.push_overhead(rows, row_bytes, group.len() as u64));
         all.resize(all.len() + group.len(), at);
         at = at.saturating_add(machine.one_way_time(ranks * rows * row_bytes));
     }

@@ -42,22 +42,17 @@ fn schedule() -> Schedule {
     Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(8, 8, 8)) }
 }
 
-fn programs(
-    op: OpKind,
-    world: u32,
-    (m, n, k): (usize, usize, usize),
-    schedule: Schedule,
-) -> Vec<TileProgram> {
+fn programs(op: OpKind, world: u32, [m, n, k]: [usize; 3], schedule: Schedule) -> Vec<TileProgram> {
     let world = WorldSize::new(world).unwrap();
     let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
     world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect()
 }
 
-fn ag(world: u32, extents: (usize, usize, usize), schedule: Schedule) -> Vec<TileProgram> {
+fn ag(world: u32, extents: [usize; 3], schedule: Schedule) -> Vec<TileProgram> {
     programs(OpKind::AllGatherGemm, world, extents, schedule)
 }
 
-fn rs(world: u32, extents: (usize, usize, usize), schedule: Schedule) -> Vec<TileProgram> {
+fn rs(world: u32, extents: [usize; 3], schedule: Schedule) -> Vec<TileProgram> {
     programs(OpKind::GemmReduceScatter, world, extents, schedule)
 }
 
@@ -70,7 +65,7 @@ const NS: fn(u64) -> Duration = Duration::from_nanos;
 
 #[test]
 fn a_tile_takes_its_steps_or_what_they_read() {
-    let one = ag(1, (8, 8, 16), schedule());
+    let one = ag(1, [8, 8, 16], schedule());
     let call = simulate(&one, &ROUND, Mover::Kernel).unwrap();
     assert_eq!(call.time, NS(1000 + 2 * 1000 + 500 + 2000));
     let done = RankTotals {
@@ -89,14 +84,14 @@ fn a_tile_takes_its_steps_or_what_they_read() {
 
 #[test]
 fn workers_take_every_nth_item() {
-    let three = ag(1, (24, 8, 8), schedule());
+    let three = ag(1, [24, 8, 8], schedule());
     assert_eq!(nanoseconds(&three, ROUND), 3000 + 3 * 1500);
     assert_eq!(nanoseconds(&three, Machine { multiprocessors: 2, ..ROUND }), 3000 + 2 * 1500);
 }
 
 #[test]
 fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
-    let two = rs(2, (16, 8, 16), schedule());
+    let two = rs(2, [16, 8, 16], schedule());
     let call = simulate(&two, &ROUND, Mover::Kernel).unwrap();
     // Sent at 2.5, arrived at 3.6. The own tile is multiplied at 3.5, complete at 4.6.
     assert_eq!(call.time, NS(4600 + 500 + 2000));
@@ -119,7 +114,7 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
 
 #[test]
 fn a_chunk_is_announced_when_its_last_tile_is_there() {
-    let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
+    let of = |chunk| rs(2, [16, 16, 16], Schedule { chunk, ..schedule() });
     // The second tile is sent at 4 and the chunk announced at 5.1, 0.1 into the first own tile.
     assert_eq!(nanoseconds(&of(Chunk::Shard), ROUND), 5100 + 1000 + 500 + 2500 + 2000);
     assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), ROUND), 5000 + 1000 + 500 + 2500 + 2000);
@@ -127,7 +122,7 @@ fn a_chunk_is_announced_when_its_last_tile_is_there() {
 
 #[test]
 fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
-    let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
+    let of = |chunk| rs(2, [16, 16, 16], Schedule { chunk, ..schedule() });
     let host = Machine { host_staged: true, ..ROUND };
     // The chunk of two tiles leaves at 4, takes 2 us, and arrives 2 us later. Single tiles arrive
     // at 4.5 and 6, the second when the first own tile is complete.
@@ -137,7 +132,7 @@ fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
 
 #[test]
 fn a_mainloop_partial_tile_takes_half_the_time() {
-    let of = |in_mainloop| rs(2, (16, 8, 12 * 16), Schedule { in_mainloop, ..schedule() });
+    let of = |in_mainloop| rs(2, [16, 8, 12 * 16], Schedule { in_mainloop, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
     // Sent at 13.5, arrived at 34.9. The own tile waits before its seventh step from 19.5 on.
@@ -156,7 +151,7 @@ fn a_mainloop_partial_tile_takes_half_the_time() {
 
 #[test]
 fn a_tile_waits_for_its_rows() {
-    let two = ag(2, (16, 16, 8), schedule());
+    let two = ag(2, [16, 16, 8], schedule());
     assert_eq!(nanoseconds(&two, ROUND), 1000 + 2 * 1500 + 2000, "there at 1.1, wanted at 2.5");
     let late = simulate(&two, &Machine { push_begins_ns: 4000, ..ROUND }, Mover::Kernel).unwrap();
     assert_eq!((late.time, late.ranks[0].waiting), (NS(5100 + 1500 + 2000), NS(2600)));
@@ -166,7 +161,7 @@ fn a_tile_waits_for_its_rows() {
     assert_eq!(copied(&two), 10_000 + 1100 + 1500 + 2000);
     // With two slices the second is copied 1 us after the first has arrived, at 11, and awaited
     // before the second step.
-    let slices = ag(2, (16, 16, 16), Schedule { k_slices: 2, ..schedule() });
+    let slices = ag(2, [16, 16, 16], Schedule { k_slices: 2, ..schedule() });
     assert_eq!(copied(&slices), 11_000 + 1000 + 1000 + 100 + 1500 + 2000);
     assert_eq!(
         nanoseconds(&slices, ROUND),
@@ -187,7 +182,7 @@ fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
     let two = Machine { multiprocessors: 2, ..ROUND };
     // Both parts are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
     assert_eq!(
-        nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two),
+        nanoseconds(&ag(1, [8, 8, 16], Schedule { split_k: 2, ..schedule() }), two),
         2500 + 2000 + 500 + 2000
     );
 }
@@ -195,7 +190,7 @@ fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
 #[test]
 fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
     let flattened = simulate(
-        &rs(2, (8, 8, 16), Schedule { rows: RowLayout::Flattened, ..schedule() }),
+        &rs(2, [8, 8, 16], Schedule { rows: RowLayout::Flattened, ..schedule() }),
         &ROUND,
         Mover::Kernel,
     )
@@ -209,7 +204,7 @@ fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
 
 #[test]
 fn a_signal_that_is_never_raised_is_named() {
-    let mut two = rs(2, (16, 8, 16), schedule());
+    let mut two = rs(2, [16, 8, 16], schedule());
     two[1].items[0].raise = NONE;
     let (rank, peer) = (Rank::new(0), Rank::new(1));
     let stuck = SimulateError::Stuck { rank, item: 1, signal: 0, peer };
@@ -222,7 +217,7 @@ fn a_signal_that_is_never_raised_is_named() {
 
 #[test]
 fn what_is_no_call_over_peer_memory_is_refused() {
-    let two = rs(2, (16, 8, 16), schedule());
+    let two = rs(2, [16, 8, 16], schedule());
     assert_eq!(
         simulate(&two[..1], &ROUND, Mover::Kernel),
         Err(SimulateError::Programs { programs: 1, world: 2 })

@@ -150,11 +150,12 @@ impl TileGrid {
 
     /// The tile in this row block and column block.
     pub(crate) const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
-        self.tile_at(row_block, self.columns.extent(col_block))
+        let (col, cols) = self.columns.extent(col_block);
+        self.tile_at(row_block, col, cols)
     }
 
     /// The tile in this row block with these columns.
-    const fn tile_at(&self, row_block: u32, (col, cols): (u32, u32)) -> TileExtent {
+    const fn tile_at(&self, row_block: u32, col: u32, cols: u32) -> TileExtent {
         let row = row_block * self.tile.m;
         let rows = self.rows - row;
         TileExtent { row, rows: if rows < self.tile.m { rows } else { self.tile.m }, col, cols }
@@ -171,8 +172,9 @@ impl TileGrid {
         for first in (0..self.row_blocks()).step_by(group as usize) {
             let row_blocks = first..self.row_blocks().min(first.saturating_add(group));
             for col_block in 0..self.col_blocks() {
-                let columns = self.columns.extent(col_block);
-                all.extend(row_blocks.clone().map(|row_block| self.tile_at(row_block, columns)));
+                let (col, cols) = self.columns.extent(col_block);
+                let tile = |row_block| self.tile_at(row_block, col, cols);
+                all.extend(row_blocks.clone().map(tile));
             }
         }
         all

@@ -84,9 +84,8 @@ fn llama(m: usize) -> Problem {
 
 #[test]
 fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
-    let key = |problem: &Problem| {
-        PlanKey::new(problem, ("GPU, new", Generation::Hopper), "1.2", "nvlink")
-    };
+    let key =
+        |problem: &Problem| PlanKey::new(problem, "GPU, new", Generation::Hopper, "1.2", "nvlink");
     let choice = |table: &PlanTable, m: usize| {
         let problem = llama(m);
         choose(
@@ -161,7 +160,7 @@ fn keys() -> impl Strategy<Value = PlanKey> {
         _,
     )| PlanKey {
         batch_invariant,
-        ..PlanKey::new(&problem.with_partials(partials), (&device, generation), driver, "nvlink")
+        ..PlanKey::new(&problem.with_partials(partials), &device, generation, driver, "nvlink")
     };
     let partials = prop::sample::select(vec![Partials::Output, Partials::F32]);
     (problems(), "[ -~]{0,12}", generation, driver, (any::<bool>(), partials)).prop_map(key)
@@ -212,7 +211,7 @@ proptest! {
 #[test]
 fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
     let row = |m: u32, us: f64| PlanRow {
-        key: PlanKey::new(&llama(1024), ("GPU", Generation::Hopper), "1.2", "nvlink"),
+        key: PlanKey::new(&llama(1024), "GPU", Generation::Hopper, "1.2", "nvlink"),
         m,
         plan: "tile=128x256x64".parse().unwrap(),
         us,
@@ -235,7 +234,7 @@ fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
 fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let problem = llama(1024);
     let key =
-        PlanKey::new(&problem, ("NVIDIA H100 80GB HBM3", Generation::Hopper), "580.1", "nvlink");
+        PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", Generation::Hopper, "580.1", "nvlink");
     let target = Target::peer_memory(Machine::H100, &problem);
     let (_, origin) =
         choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())]).unwrap();

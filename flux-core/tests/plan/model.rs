@@ -27,7 +27,7 @@ fn lines() -> BTreeMap<String, Vec<Row>> {
     lines
 }
 
-fn behind((line, rows): (&String, &Vec<Row>)) -> Behind {
+fn behind(line: &str, rows: &[Row]) -> Behind {
     let (problem, target) = (rows[0].problem(), rows[0].target());
     let mut ranked: Vec<_> = rows
         .iter()
@@ -37,12 +37,12 @@ fn behind((line, rows): (&String, &Vec<Row>)) -> Behind {
     let fastest =
         |of: usize| ranked.iter().take(of).map(|plan| plan.1).fold(f64::INFINITY, f64::min);
     let percent = |of| (fastest(of) / fastest(ranked.len()) - 1.0) * 100.0;
-    Behind { line: line.clone(), first: percent(1), of_three: percent(3) }
+    Behind { line: line.to_owned(), first: percent(1), of_three: percent(3) }
 }
 
 #[test]
 fn the_models_choice_is_near_the_fastest_plan_that_was_timed() {
-    let behind: Vec<_> = lines().iter().map(behind).collect();
+    let behind: Vec<_> = lines().iter().map(|(line, rows)| behind(line, rows)).collect();
     let mean = |of: fn(&Behind) -> f64| behind.iter().map(of).sum::<f64>() / behind.len() as f64;
     let (first, of_three) = (mean(|line| line.first), mean(|line| line.of_three));
     let worst = behind.iter().max_by(|a, b| a.first.total_cmp(&b.first)).unwrap();

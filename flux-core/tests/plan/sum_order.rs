@@ -27,12 +27,8 @@ fn targets(problem: &Problem, generation: Generation) -> [Target; 3] {
 }
 
 fn key(problem: &Problem, target: &Target, batch_invariant: bool) -> PlanKey {
-    let key = PlanKey::new(
-        problem,
-        ("NVIDIA H100 80GB HBM3", target.machine.generation),
-        "any",
-        "nvlink",
-    );
+    let key =
+        PlanKey::new(problem, "NVIDIA H100 80GB HBM3", target.machine.generation, "any", "nvlink");
     PlanKey { batch_invariant, ..key }
 }
 

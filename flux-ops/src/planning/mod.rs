@@ -77,7 +77,8 @@ pub(crate) fn key(comm: &Communicator, problem: &Problem, batch_invariant: bool)
     let generation = generation(device.info().map(|info| info.compute));
     let key = PlanKey::new(
         problem,
-        (device.name(), generation),
+        device.name(),
+        generation,
         driver(device.name()),
         comm.transport().name(),
     );

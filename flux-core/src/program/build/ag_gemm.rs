@@ -22,8 +22,7 @@ pub(super) fn build(
     let grid = TileGrid::of_shard_at(problem, rank, schedule.tile);
     let cut = ShardCut::new(problem, schedule);
     let (chunks, slices) = (cut.chunks(), cut.slices());
-    let mut list =
-        Items::new(problem, rank, (schedule, nodes), (world.peers() * chunks * slices, 0));
+    let mut list = Items::new(problem, rank, schedule, nodes, world.peers() * chunks * slices, 0);
     awaits(&mut list, &cut, rank, schedule, nodes);
 
     // By step: the owner, its rows, and its place in the gather buffer.
@@ -163,7 +162,7 @@ fn moves(
     // No rank moves anything to itself.
     let transfer = |shard: Rank, dest: Rank, (step, chunk, slice)| {
         let place = shard.place_at(dest)?;
-        Some(cut.transfer(shard, (dest, step), place, chunk, slice))
+        Some(cut.transfer(shard, dest, step, place, chunk, slice))
     };
     let transfers = pieces
         .iter()

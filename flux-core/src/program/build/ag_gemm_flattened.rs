@@ -24,7 +24,7 @@ pub(super) fn build(
     let slices = cut.slices();
     let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
     let mut list =
-        Items::new(problem, rank, (schedule, nodes), (world.get() * cut.chunks() * slices, 0));
+        Items::new(problem, rank, schedule, nodes, world.get() * cut.chunks() * slices, 0);
 
     // By raster group: its first await, and its awaits for each slice.
     let together = rows_awaited_together(schedule, &grid);
@@ -121,7 +121,7 @@ fn transfers(cut: &ShardCut, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     for slice in 0..cut.slices() {
         for chunk in 0..cut.chunks() {
             list.extend((0..world.get()).map(|step| {
-                cut.transfer(rank, (rank.before(step, world), step), rank.get(), chunk, slice)
+                cut.transfer(rank, rank.before(step, world), step, rank.get(), chunk, slice)
             }));
         }
     }

@@ -43,7 +43,8 @@ fn in_mainloop(
     problem: &Problem,
     schedule: &Schedule,
     k_extent: KExtent,
-    (nodes, added): (Nodes, u32),
+    nodes: Nodes,
+    added: u32,
 ) -> u32 {
     if schedule.split_k > 1 || nodes.are_mixed() {
         return 0;
@@ -94,7 +95,9 @@ fn own_tiles_early(
 
 /// Appends the copies of peers' finished tiles, in the order in which their owners finish them.
 fn append_copies(
-    (problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>),
+    problem: &Problem,
+    rank: Rank,
+    tiles: Vec<TileExtent>,
     results: u32,
     items: &mut Vec<WorkItem>,
     awaits: &mut Vec<Await>,
@@ -162,14 +165,14 @@ pub(super) fn build(
 
     let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, rank, schedule));
     let in_mainloop =
-        in_mainloop(problem, schedule, KExtent::least(problem, schedule), (nodes, world.peers()));
+        in_mainloop(problem, schedule, KExtent::least(problem, schedule), nodes, world.peers());
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
     let all_reduces = problem.op().sums_to() == SumsTo::All && world.peers() > 0;
     // Signals of finished tiles, by owner, follow those of chunks.
     let results = world.peers() * chunks;
     let signals = if all_reduces { results + world.get() * tiles } else { results };
     let copies = if all_reduces { world.peers() * tiles } else { 0 };
-    let mut list = Items::new(problem, rank, (schedule, nodes), (signals, copies));
+    let mut list = Items::new(problem, rank, schedule, nodes, signals, copies);
     // By owner: the first await of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -255,8 +258,8 @@ pub(super) fn build(
     }
     let mut items = list.in_order();
     if all_reduces {
-        let shard = (problem, rank, grid.order(schedule.raster_group));
-        append_copies(shard, results, &mut items, &mut list.awaits);
+        let tiles = grid.order(schedule.raster_group);
+        append_copies(problem, rank, tiles, results, &mut items, &mut list.awaits);
     }
     TileProgram {
         problem: *problem,

@@ -46,8 +46,10 @@ impl Items {
     pub(super) fn new(
         problem: &Problem,
         rank: Rank,
-        (schedule, nodes): (&Schedule, Nodes),
-        (other_signals, other_items): (u32, u32),
+        schedule: &Schedule,
+        nodes: Nodes,
+        other_signals: u32,
+        other_items: u32,
     ) -> Self {
         // All ranks split into equally many parts.
         let split_k = schedule.split_k.min(KExtent::least(problem, schedule).steps());

@@ -95,7 +95,8 @@ impl ShardCut {
     pub(super) fn transfer(
         &self,
         shard: Rank,
-        (dest, step): (Rank, u32),
+        dest: Rank,
+        step: u32,
         place: u32,
         chunk: u32,
         slice: u32,

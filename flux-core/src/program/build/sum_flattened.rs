@@ -28,14 +28,10 @@ pub(super) fn build(
     let count = tiles.len() as u32;
     let whole = is_whole(schedule, count);
     let counted = whole && count > 1;
-    let sums = Sums::new(problem, (rank, schedule), grid, &tiles, whole);
+    let sums = Sums::new(problem, rank, schedule, grid, &tiles, whole);
     let (reductions, copies) = reductions_and_copies(problem, schedule, grid);
-    let mut list = Items::new(
-        problem,
-        rank,
-        (schedule, nodes),
-        (sums.signals(), (reductions + copies) as u32),
-    );
+    let mut list =
+        Items::new(problem, rank, schedule, nodes, sums.signals(), (reductions + copies) as u32);
     for (t, tile) in (0..).zip(&tiles) {
         let item = WorkItem {
             a_source: RowSource::Caller,

@@ -81,7 +81,8 @@ impl<'a> Sums<'a> {
     /// Of `tiles` in their order.
     pub(super) fn new(
         problem: &'a Problem,
-        (rank, schedule): (Rank, &'a Schedule),
+        rank: Rank,
+        schedule: &'a Schedule,
         grid: TileGrid,
         tiles: &[TileExtent],
         whole: bool,
@@ -135,7 +136,7 @@ impl<'a> Sums<'a> {
         }
     }
 
-    fn reduction(&self, (first, rows): (u32, u32), col_block: u32, number: u32) -> Reduction {
+    fn reduction(&self, first: u32, rows: u32, col_block: u32, number: u32) -> Reduction {
         let last_row = self.problem.m() - 1;
         // Without rows, that of the last row.
         let (top, bottom) =
@@ -166,7 +167,7 @@ impl<'a> Sums<'a> {
         let of_block = |col_block| {
             (0..)
                 .zip(self.cut.of_rows(own.clone()))
-                .map(move |(number, rows)| self.reduction(rows, col_block, number))
+                .map(move |(number, (first, rows))| self.reduction(first, rows, col_block, number))
         };
         let mut all: Vec<_> = (0..self.grid.col_blocks()).flat_map(of_block).collect();
         all.sort_by_key(|reduction| reduction.tiles.iter().copied().max());
@@ -176,9 +177,11 @@ impl<'a> Sums<'a> {
     /// An item of the columns of `extent`, which multiplies nothing.
     fn item(
         &self,
-        (row, rows): (u32, u32),
+        row: u32,
+        rows: u32,
         extent: TileExtent,
-        (late_first, late_count): (u32, u32),
+        late_first: u32,
+        late_count: u32,
     ) -> WorkItem {
         let (col, cols, dest) = (extent.col, extent.cols, self.rank.get());
         WorkItem {
@@ -220,7 +223,7 @@ impl<'a> Sums<'a> {
             };
             listed = Some((signals, late_first));
             let extent = self.grid.extent(row_block, col_block);
-            let item = self.item((row, rows), extent, (late_first, late_count));
+            let item = self.item(row, rows, extent, late_first, late_count);
             let raise_after = u32::from(self.schedule.rows.has_two_exchanges());
             list.all.push(WorkItem {
                 sink: Sink::ReduceRows,
@@ -248,7 +251,7 @@ impl<'a> Sums<'a> {
                     });
                     list.all.push(WorkItem {
                         sink: Sink::Copy,
-                        ..self.item((row, rows), extent, (late_first, 1))
+                        ..self.item(row, rows, extent, late_first, 1)
                     });
                 }
             }
