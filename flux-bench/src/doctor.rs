@@ -62,7 +62,7 @@ fn gpus() {
             };
             format!(
                 "{}, sm_{}{}, {} SMs, {memory} GiB, {l2} MiB L2, {}, {}{sharing}",
-                i.name, i.compute.0, i.compute.1, i.sms, i.pci, i.uuid
+                i.name, i.compute.major, i.compute.minor, i.sms, i.pci, i.uuid
             )
         });
         found(&format!("gpu {ordinal}"), info);

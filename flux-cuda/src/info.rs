@@ -50,6 +50,28 @@ impl FromStr for DeviceUuid {
     }
 }
 
+/// Which instructions a device has; later generations are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ComputeCapability {
+    /// The generation.
+    pub major: u32,
+    /// The variety of it.
+    pub minor: u32,
+}
+
+impl ComputeCapability {
+    /// `major.minor`.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
 /// What the driver says of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
@@ -67,8 +89,8 @@ pub struct DeviceInfo {
     pub l2_bytes: u64,
     /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Compute capability, major and minor.
-    pub compute: (u32, u32),
+    /// Compute capability.
+    pub compute: ComputeCapability,
     /// Whether memory can be created and mapped apart (VMM).
     pub virtual_memory: bool,
     /// Whether such memory can be handed to another process as a file descriptor.
@@ -165,7 +187,7 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
         sms: get(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         l2_bytes: u64::from(get(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         memory_bytes: memory as u64,
-        compute: (
+        compute: ComputeCapability::new(
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),

@@ -21,8 +21,8 @@ pub use context::CudaDevice;
 pub use context::Current;
 pub use error::{CudaError, OLDEST_DRIVER, Unavailable};
 pub use info::{
-    DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info,
-    driver_version, peer_matrix,
+    ComputeCapability, DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count,
+    device_info, driver_version, peer_matrix,
 };
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use module::{Function, Launch, Module};
@@ -34,7 +34,9 @@ pub use memory::{
     copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async,
 };
 pub use patience::{done_by, keep, look, usable};
-pub use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+pub use staging::{
+    Registration, RowCopy, Rows, WordOp, copy_in_async, copy_out_async, words_async,
+};
 pub use stream::stream_id;
 pub use vmm::{Allocation, Handles, Mapping, round_up};
 

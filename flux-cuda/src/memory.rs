@@ -4,8 +4,8 @@
 //! driver waits for those).
 
 use super::driver::Handle;
+use super::staging::RowCopy;
 use super::{CudaDevice, CudaError};
-use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 use std::ffi::c_void;
 use std::ptr;
 
@@ -149,37 +149,17 @@ pub unsafe fn copy_async(
     })
 }
 
-/// Copies `rows` rows of `bytes` each on `stream`; both sides are an address and the bytes from a
-/// row to the next.
+/// Copies rows on `stream`.
 ///
 /// # Safety
-/// As [`copy_async`], for the rows at `to` and those at `from`.
+/// As [`copy_async`], for the rows of both sides.
 pub unsafe fn copy_rows_async(
     device: &CudaDevice,
-    (to, to_pitch): (u64, usize),
-    (from, from_pitch): (u64, usize),
-    (rows, bytes): (usize, usize),
+    rows: &RowCopy,
     stream: Handle,
 ) -> Result<(), CudaError> {
     let driver = device.driver();
-    let copy = CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        srcHost: ptr::null(),
-        srcDevice: from,
-        srcArray: ptr::null_mut(),
-        srcPitch: from_pitch,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        dstHost: ptr::null_mut(),
-        dstDevice: to,
-        dstArray: ptr::null_mut(),
-        dstPitch: to_pitch,
-        WidthInBytes: bytes,
-        Height: rows,
-    };
+    let copy = rows.described();
     // SAFETY: the caller's promise; the descriptor is read before the call returns.
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }

@@ -96,95 +96,95 @@ pub struct Rows {
     pub pitch: u64,
 }
 
-/// What both sides of a copy have in common.
-fn described(rows: u64, width: u64) -> CUDA_MEMCPY2D {
-    CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        srcHost: ptr::null(),
-        srcDevice: 0,
-        srcArray: ptr::null_mut(),
-        srcPitch: 0,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
-        dstHost: ptr::null_mut(),
-        dstDevice: 0,
-        dstArray: ptr::null_mut(),
-        dstPitch: 0,
-        WidthInBytes: super::host_size(width),
-        Height: super::host_size(rows),
+/// A copy of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowCopy {
+    /// Where they go.
+    pub to: Rows,
+    /// Where they come from.
+    pub from: Rows,
+    /// How many.
+    pub rows: u64,
+    /// Bytes of each.
+    pub width: u64,
+}
+
+impl RowCopy {
+    /// The copy between addresses of the device.
+    pub(super) fn described(&self) -> CUDA_MEMCPY2D {
+        CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: ptr::null(),
+            srcDevice: self.from.address,
+            srcArray: ptr::null_mut(),
+            srcPitch: super::host_size(self.from.pitch),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: ptr::null_mut(),
+            dstDevice: self.to.address,
+            dstArray: ptr::null_mut(),
+            dstPitch: super::host_size(self.to.pitch),
+            WidthInBytes: super::host_size(self.width),
+            Height: super::host_size(self.rows),
+        }
+    }
+
+    /// Its bytes, where both sides' rows follow each other without gaps.
+    fn dense(&self) -> Option<usize> {
+        let Self { to, from, rows, width } = *self;
+        (rows == 1 || (to.pitch == width && from.pitch == width))
+            .then(|| super::host_size(rows * width))
     }
 }
 
-/// Whether both sides' rows follow each other without gaps.
-fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
-    rows == 1 || (a.pitch == width && b.pitch == width)
-}
-
-/// Copies `rows` rows of `width` bytes from the device to registered memory at host address `to`.
+/// Copies rows from the device to registered memory at a host address.
 ///
 /// # Safety
 /// Both ranges stay until the copy is done; `device`'s context is current.
 pub unsafe fn copy_out_async(
     device: &CudaDevice,
-    (to, from): (Rows, Rows),
-    (rows, width): (u64, u64),
+    rows: &RowCopy,
     stream: Handle,
 ) -> Result<(), CudaError> {
     let driver = device.driver();
-    let host: *mut c_void = ptr::with_exposed_provenance_mut(super::host_size(to.address));
-    if dense(to, from, rows, width) {
+    let host: *mut c_void = ptr::with_exposed_provenance_mut(super::host_size(rows.to.address));
+    if let Some(bytes) = rows.dense() {
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (driver.cu_memcpy_dtoh_async)(
-                host,
-                from.address,
-                super::host_size(rows * width),
-                stream,
-            )
-        };
+        let code = unsafe { (driver.cu_memcpy_dtoh_async)(host, rows.from.address, bytes, stream) };
         return driver.check("cuMemcpyDtoHAsync", code);
     }
     let copy = CUDA_MEMCPY2D {
-        srcDevice: from.address,
-        srcPitch: super::host_size(from.pitch),
         dstMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
         dstHost: host,
-        dstPitch: super::host_size(to.pitch),
-        ..described(rows, width)
+        ..rows.described()
     };
     // SAFETY: the caller's promise; the descriptor is read before the call returns.
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }
 
-/// Copies `rows` rows of `width` bytes from registered memory at host address `from` to the device.
+/// Copies rows from registered memory at a host address to the device.
 ///
 /// # Safety
 /// As [`copy_out_async`].
 pub unsafe fn copy_in_async(
     device: &CudaDevice,
-    (to, from): (Rows, Rows),
-    (rows, width): (u64, u64),
+    rows: &RowCopy,
     stream: Handle,
 ) -> Result<(), CudaError> {
     let driver = device.driver();
-    let host: *const c_void = ptr::with_exposed_provenance(super::host_size(from.address));
-    if dense(to, from, rows, width) {
+    let host: *const c_void = ptr::with_exposed_provenance(super::host_size(rows.from.address));
+    if let Some(bytes) = rows.dense() {
         // SAFETY: the caller's promise.
-        let code = unsafe {
-            (driver.cu_memcpy_htod_async)(to.address, host, super::host_size(rows * width), stream)
-        };
+        let code = unsafe { (driver.cu_memcpy_htod_async)(rows.to.address, host, bytes, stream) };
         return driver.check("cuMemcpyHtoDAsync", code);
     }
     let copy = CUDA_MEMCPY2D {
         srcMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
         srcHost: host,
-        srcPitch: super::host_size(from.pitch),
-        dstDevice: to.address,
-        dstPitch: super::host_size(to.pitch),
-        ..described(rows, width)
+        ..rows.described()
     };
     // SAFETY: the caller's promise; the descriptor is read before the call returns.
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })

@@ -6,9 +6,11 @@
 
 use crate::nvrtc::Arch;
 use flux_core::tile::{Generation, HOPPER_SHARED_BYTES};
+use flux_cuda::ComputeCapability;
 
 /// Runs the portable kernel on Hopper where it is `sm_80`.
 const FLUX_ARCH: &str = "FLUX_ARCH";
+const HOPPER: ComputeCapability = ComputeCapability::new(9, 0);
 
 /// The kernels of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,14 +28,10 @@ pub struct KernelTarget {
 #[non_exhaustive]
 pub enum NoKernel {
     /// The device is older than mma.sync of bf16.
-    #[error(
-        "the device has compute capability {}.{}, the kernels need 8.0 or later",
-        compute.0,
-        compute.1
-    )]
+    #[error("the device has compute capability {compute}, the kernels need 8.0 or later")]
     TooOld {
         /// Of the device.
-        compute: (u32, u32),
+        compute: ComputeCapability,
     },
     /// `FLUX_ARCH` names no kernel.
     #[error("FLUX_ARCH={value} names no kernel: use sm_80 for the portable one, or leave it unset")]
@@ -51,7 +49,7 @@ impl KernelTarget {
     ///
     /// # Errors
     /// [`NoKernel`] says what the device lacks, or what is wrong with the variable.
-    pub fn of(compute: (u32, u32)) -> Result<Self, NoKernel> {
+    pub fn of(compute: ComputeCapability) -> Result<Self, NoKernel> {
         let asked = std::env::var_os(FLUX_ARCH).filter(|value| !value.is_empty());
         match asked {
             None => Self::chosen(compute, false),
@@ -66,17 +64,17 @@ impl KernelTarget {
     ///
     /// # Errors
     /// As of [`Self::of`].
-    pub fn explain(compute: (u32, u32)) -> Result<String, NoKernel> {
+    pub fn explain(compute: ComputeCapability) -> Result<String, NoKernel> {
         Self::of(compute).map(|target| target.words(compute))
     }
 
-    fn words(self, compute: (u32, u32)) -> String {
-        let (generation, arch, (major, minor)) = (self.generation, self.arch.name(), compute);
+    fn words(self, compute: ComputeCapability) -> String {
+        let (generation, arch) = (self.generation, self.arch.name());
         match generation {
             Generation::Hopper => {
-                format!("{generation}, made for compute capability {major}.{minor}")
+                format!("{generation}, made for compute capability {compute}")
             }
-            Generation::Portable if compute == (9, 0) => {
+            Generation::Portable if compute == HOPPER => {
                 format!(
                     "{generation}, the portable one, from {arch}, as {FLUX_ARCH}={generation} \
                      asks, in place of {}",
@@ -86,7 +84,7 @@ impl KernelTarget {
             Generation::Portable => {
                 format!(
                     "{generation}, the portable one, from {arch}: compute capability \
-                     {major}.{minor} has none of its own"
+                     {compute} has none of its own"
                 )
             }
         }
@@ -117,8 +115,8 @@ impl KernelTarget {
     }
 
     /// The best kernel, or the portable one. Where there is no cubin the driver compiles PTX.
-    fn chosen(compute: (u32, u32), portable: bool) -> Result<Self, NoKernel> {
-        let arch = match compute {
+    fn chosen(compute: ComputeCapability, portable: bool) -> Result<Self, NoKernel> {
+        let arch = match (compute.major, compute.minor) {
             (9, 0) if !portable => Arch::Sm90a,
             (8, 6) => Arch::Sm86,
             (8, 9) => Arch::Sm89,
@@ -129,7 +127,7 @@ impl KernelTarget {
             _ => Arch::Compute80,
         };
         let of_arch = Self::of_arch(arch);
-        Ok(if compute.0 == 9 {
+        Ok(if compute.major == HOPPER.major {
             Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch }
         } else {
             of_arch
@@ -143,28 +141,28 @@ mod tests {
 
     #[test]
     fn hopper_has_a_kernel_of_its_own_and_others_the_portable_one() {
-        let chosen = |compute| {
-            KernelTarget::chosen(compute, false)
+        let chosen = |major, minor| {
+            KernelTarget::chosen(ComputeCapability::new(major, minor), false)
                 .map(|target| (target.generation, target.arch, target.shared_bytes >> 10))
         };
-        assert_eq!(chosen((9, 0)), Ok((Generation::Hopper, Arch::Sm90a, 227)));
-        assert_eq!(chosen((8, 0)), Ok((Generation::Portable, Arch::Sm80, 163)));
-        assert_eq!(chosen((8, 7)), Ok((Generation::Portable, Arch::Sm80, 163)));
-        assert_eq!(chosen((8, 6)), Ok((Generation::Portable, Arch::Sm86, 99)));
-        assert_eq!(chosen((8, 9)), Ok((Generation::Portable, Arch::Sm89, 99)));
-        assert_eq!(chosen((10, 3)), Ok((Generation::Portable, Arch::Sm100, 227)));
-        assert_eq!(chosen((12, 0)), Ok((Generation::Portable, Arch::Sm120, 99)));
+        assert_eq!(chosen(9, 0), Ok((Generation::Hopper, Arch::Sm90a, 227)));
+        assert_eq!(chosen(8, 0), Ok((Generation::Portable, Arch::Sm80, 163)));
+        assert_eq!(chosen(8, 7), Ok((Generation::Portable, Arch::Sm80, 163)));
+        assert_eq!(chosen(8, 6), Ok((Generation::Portable, Arch::Sm86, 99)));
+        assert_eq!(chosen(8, 9), Ok((Generation::Portable, Arch::Sm89, 99)));
+        assert_eq!(chosen(10, 3), Ok((Generation::Portable, Arch::Sm100, 227)));
+        assert_eq!(chosen(12, 0), Ok((Generation::Portable, Arch::Sm120, 99)));
         assert_eq!(
-            chosen((13, 0)),
+            chosen(13, 0),
             Ok((Generation::Portable, Arch::Compute80, 99)),
             "the least of all"
         );
-        assert_eq!(chosen((7, 5)), Err(NoKernel::TooOld { compute: (7, 5) }));
+        assert_eq!(chosen(7, 5), Err(NoKernel::TooOld { compute: ComputeCapability::new(7, 5) }));
     }
 
     #[test]
     fn hopper_runs_the_portable_kernel_with_all_of_its_shared_memory() {
-        let target = KernelTarget::chosen((9, 0), true);
+        let target = KernelTarget::chosen(HOPPER, true);
         assert_eq!(
             target,
             Ok(KernelTarget {
@@ -179,20 +177,20 @@ mod tests {
     fn words_say_which_kernel_runs_and_why() {
         let words =
             |compute, portable| KernelTarget::chosen(compute, portable).unwrap().words(compute);
-        assert_eq!(words((9, 0), false), "sm_90a, made for compute capability 9.0");
+        assert_eq!(words(HOPPER, false), "sm_90a, made for compute capability 9.0");
         assert_eq!(
-            words((9, 0), true),
+            words(HOPPER, true),
             "sm_80, the portable one, from compute_80, as FLUX_ARCH=sm_80 asks, in place of sm_90a"
         );
         assert_eq!(
-            words((8, 9), false),
+            words(ComputeCapability::new(8, 9), false),
             "sm_80, the portable one, from sm_89: compute capability 8.9 has none of its own"
         );
     }
 
     #[test]
     fn an_unsuited_device_is_told_what_is_needed() {
-        let text = NoKernel::TooOld { compute: (7, 5) }.to_string();
+        let text = NoKernel::TooOld { compute: ComputeCapability::new(7, 5) }.to_string();
         assert_eq!(text, "the device has compute capability 7.5, the kernels need 8.0 or later");
     }
 }

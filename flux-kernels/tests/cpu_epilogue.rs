@@ -25,11 +25,11 @@ const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 /// Two row blocks and three column blocks a shard, the last of each a tail, but in a split extent
 /// on the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
-    of_columns::<T>(op, (40, world / 2), world)
+    of_columns::<T>(op, 40, world / 2, world)
 }
 
 /// The same with `n` columns a rank, and 8 more on the first `more` ranks.
-fn of_columns<T: Element>(op: OpKind, (n, more): (usize, u32), world: u32) -> Problem {
+fn of_columns<T: Element>(op: OpKind, n: usize, more: u32, world: u32) -> Problem {
     let (w, more) = (world as usize, 8 * more as usize);
     let (n, k) = match op {
         OpKind::AllGatherGemm => (n * w + more, 24),
@@ -105,7 +105,7 @@ fn gates_multiply_their_ups_in_both_layouts() {
             for (n, activation) in
                 [16, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation)))
             {
-                let problem = of_columns::<T>(OpKind::AllGatherGemm, (n, 0), world);
+                let problem = of_columns::<T>(OpKind::AllGatherGemm, n, 0, world);
                 if activation.is_exact() {
                     let global = Global::<T>::new(problem, 7, Numbers::unit)
                         .with_epilogue(7, bias, activation)

@@ -80,30 +80,19 @@ fn decode(world: &World) -> Result<()> {
 
     for (step, m) in BATCHES.into_iter().enumerate() {
         let tokens = matrix(4 + step, 0, m, HIDDEN);
-        let (mut hidden, mut rows) =
-            (device.put(narrow(&tokens))?, device.put(narrow(&normalised(&tokens)))?);
-        let qkv = multiply(&device, &qkv_op, (&rows, &qkv_w), (m, 3 * HEAD))?;
+        let mut state = Hidden {
+            m,
+            sums: device.put(narrow(&tokens))?,
+            rows: device.put(narrow(&normalised(&tokens)))?,
+        };
+        let qkv = multiply(&device, &qkv_op, &state, &qkv_w, 3 * HEAD)?;
         let attended = device.put(narrow(&attention(&qkv, &mut caches)))?;
-        add_and_norm(
-            &device,
-            &out_op,
-            (&attended, &out_w),
-            (m, HEAD),
-            &gain,
-            (&mut hidden, &mut rows),
-        )?;
-        let up = multiply(&device, &up_op, (&rows, &up_w), (m, 2 * INNER))?;
+        add_and_norm(&device, &out_op, &attended, &out_w, HEAD, &gain, &mut state)?;
+        let up = multiply(&device, &up_op, &state, &up_w, 2 * INNER)?;
         let gated = device.put(narrow(&swiglu(&up)))?;
-        add_and_norm(
-            &device,
-            &down_op,
-            (&gated, &down_w),
-            (m, INNER),
-            &gain,
-            (&mut hidden, &mut rows),
-        )?;
+        add_and_norm(&device, &down_op, &gated, &down_w, INNER, &gain, &mut state)?;
 
-        let (hidden, rows) = (wide(&device.get(&hidden)?), wide(&device.get(&rows)?));
+        let (hidden, rows) = (wide(&device.get(&state.sums)?), wide(&device.get(&state.rows)?));
         down_op.status()?; // the first fault of any call, from the device too
         let expected = layer(&tokens, &mut exact);
         check(step, &hidden, &expected)?;
@@ -116,32 +105,43 @@ fn decode(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// `x w^T` of this rank alone.
+/// The hidden states of `m` tokens, on every rank, and their RMSNorm.
+struct Hidden {
+    m: usize,
+    sums: Memory<bf16>,
+    rows: Memory<bf16>,
+}
+
+/// `rows w^T` of this rank alone.
 fn multiply(
     device: &Device,
     op: &AllGatherGemm<bf16>,
-    (x, w): (&Memory<bf16>, &Memory<bf16>),
-    (m, n): (usize, usize),
+    state: &Hidden,
+    w: &Memory<bf16>,
+    n: usize,
 ) -> Result<Vec<f64>> {
+    let m = state.m;
     let mut y = device.put(vec![bf16::NAN; m * n])?;
-    let (x, w) = (device.view(x, (m, HIDDEN))?, device.view(w, (n, HIDDEN))?);
+    let (x, w) = (device.view(&state.rows, (m, HIDDEN))?, device.view(w, (n, HIDDEN))?);
     op.forward(&x, &w, &mut device.view_mut(&mut y, (m, n))?, device.stream())?;
     Ok(wide(&device.get(&y)?))
 }
 
-/// `hidden += x w^T` over all ranks, and `rows` the RMSNorm of it.
+/// `sums += x w^T` over all ranks, and `rows` the RMSNorm of it.
 fn add_and_norm(
     device: &Device,
     op: &GemmAllReduce<bf16>,
-    (x, w): (&Memory<bf16>, &Memory<bf16>),
-    (m, k): (usize, usize),
+    x: &Memory<bf16>,
+    w: &Memory<bf16>,
+    k: usize,
     gain: &Memory<bf16>,
-    (hidden, rows): (&mut Memory<bf16>, &mut Memory<bf16>),
+    state: &mut Hidden,
 ) -> Result<()> {
+    let m = state.m;
     let (x, w, gain) =
         (device.view(x, (m, k))?, device.view(w, (HIDDEN, k))?, device.view(gain, (HIDDEN,))?);
-    let mut rows = device.view_mut(rows, (m, HIDDEN))?;
-    let mut hidden = device.view_mut(hidden, (m, HIDDEN))?;
+    let mut rows = device.view_mut(&mut state.rows, (m, HIDDEN))?;
+    let mut hidden = device.view_mut(&mut state.sums, (m, HIDDEN))?;
     let call = op.call(&x).weight(&w, &mut hidden).residual_in_y().norm(&gain, &mut rows);
     Ok(call.on(device.stream())?)
 }

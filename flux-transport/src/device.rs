@@ -160,7 +160,7 @@ pub(crate) fn some_gpu() -> DeviceInfo {
         sms: 132,
         l2_bytes: 0,
         memory_bytes: 0,
-        compute: (9, 0),
+        compute: flux_cuda::ComputeCapability::new(9, 0),
         virtual_memory: true,
         posix_handles: true,
     }

@@ -15,7 +15,7 @@ use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ra
 const WRITTEN: [u32; 3] = [11, 12, 13];
 
 /// A call whose executor writes `word` to `address`.
-fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, word): (u64, u32)) {
+fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, address: u64, word: u32) {
     let mut call = this.comm.begin(stream_of(stream)).unwrap();
     assert_eq!(call.capturing(), captured);
     let list = transfers(this.rank(), this.world());
@@ -92,12 +92,12 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         // Nothing but the communicator orders the second stream's call after the first's.
         forked.record(this.stream.raw()).unwrap();
         forked.make_wait(second.raw()).unwrap();
-        call(&this, &this.stream, true, (at, WRITTEN[0]));
-        call(&this, &outside, false, (at + 4, 1));
-        call(&this, &second, true, (at, WRITTEN[1]));
+        call(&this, &this.stream, true, at, WRITTEN[0]);
+        call(&this, &outside, false, at + 4, 1);
+        call(&this, &second, true, at, WRITTEN[1]);
         // One that is given up leaves no trace.
         drop(this.comm.begin(stream_of(&second)).unwrap());
-        call(&this, &this.stream, true, (at, WRITTEN[2]));
+        call(&this, &this.stream, true, at, WRITTEN[2]);
         joined.record(second.raw()).unwrap();
         joined.make_wait(this.stream.raw()).unwrap();
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -130,8 +130,8 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         );
 
         // Eager calls go on, on any stream, without copy engines.
-        call(&this, &second, false, (at + 4, 2));
-        call(&this, &this.stream, false, (at + 4, 3));
+        call(&this, &second, false, at + 4, 2);
+        call(&this, &this.stream, false, at + 4, 3);
         assert_eq!(read_words(&this.device, at + 4, 1), [3]);
 
         // The graph holds addresses of this workspace: it must outlive a growth.

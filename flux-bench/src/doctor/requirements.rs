@@ -3,6 +3,7 @@
 //! Invariant: a minimum is the constant by which the library refuses what is older.
 
 use crate::harness::gpu;
+use flux_cuda::ComputeCapability;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_transport::internal::nccl;
 
@@ -11,7 +12,7 @@ struct Facts {
     /// `1000 * major + 10 * minor`.
     driver: Option<u32>,
     /// Compute capability of each GPU.
-    cards: Vec<(u32, u32)>,
+    cards: Vec<ComputeCapability>,
     /// Major and minor.
     nvrtc: Option<(u32, u32)>,
     /// `10000 * major + 100 * minor + patch`.
@@ -105,7 +106,7 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             driver: Some(13_000),
-            cards: vec![(9, 0); 4],
+            cards: vec![ComputeCapability::new(9, 0); 4],
             nvrtc: Some((13, 0)),
             nccl: Some(22_803),
         }
@@ -138,7 +139,10 @@ mod tests {
             "CUDA 12.2",
         );
         one(
-            Facts { cards: vec![(9, 0), (7, 5)], ..facts() },
+            Facts {
+                cards: vec![ComputeCapability::new(9, 0), ComputeCapability::new(7, 5)],
+                ..facts()
+            },
             "a GPU",
             "GPU 1: the device has compute capability 7.5",
         );

@@ -18,7 +18,7 @@ pub(super) fn run() -> anyhow::Result<()> {
     let sources: Vec<_> = Variant::all(target).iter().map(Variant::source).chain(others).collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let start = Instant::now();
-    let all = cubins(&sources, target.arch, (cores, 0));
+    let all = cubins(&sources, target.arch, cores, 0);
     let all = all.into_iter().collect::<Result<Vec<Cubin>, _>>()?;
     let compiled = all.iter().filter(|cubin| cubin.origin == Origin::Compiled).count();
     out::note(&format!(

@@ -156,7 +156,8 @@ pub fn cubin(source: &Source, arch: Arch) -> Result<Cubin, CompileError> {
 pub fn cubins(
     sources: &[Source],
     arch: Arch,
-    (threads, first): (usize, usize),
+    threads: usize,
+    first: usize,
 ) -> Vec<Result<Cubin, CompileError>> {
     on_threads(sources, threads, first, |source| cubin(source, arch))
 }

@@ -6,6 +6,7 @@
 use super::error::ExecuteError;
 use super::operands::grow;
 use super::panel::Panel;
+use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 
 /// Buffers that grow to the largest program: `w` in fp32, and for each worker a tile and a shard of
@@ -53,14 +54,14 @@ impl Buffers {
 impl Scratch {
     fn reserve(&mut self, program: &TileProgram) -> Result<(), ExecuteError> {
         let problem = &program.problem;
-        let rows =
-            if program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
-        let (tile_m, stride) = (program.tile.m as usize, stride(program));
+        let rows = if program.rows.is_flattened() { problem.m() } else { problem.m_shard() };
+        let (tile, stride) = (program.tile, stride(program));
         self.a.reserve(
-            (rows, problem.k_local(program.rank) as usize),
-            (tile_m, program.tile.k as usize),
+            Shape { rows, cols: problem.k_local(program.rank) },
+            Shape { rows: tile.m, cols: tile.k },
         )?;
-        grow("a worker's accumulators of a tile", &mut self.acc, tile_m.min(rows) * stride)?;
+        let acc = tile.m.min(rows) as usize * stride;
+        grow("a worker's accumulators of a tile", &mut self.acc, acc)?;
         grow("a worker's row of a partial tile", &mut self.partial, stride)
     }
 }

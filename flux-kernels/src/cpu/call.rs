@@ -7,12 +7,12 @@ use super::buffers::{Scratch, stride};
 use super::epilogue::Epilogue;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut};
-use super::panel;
+use super::panel::{self, PanelSource, Product};
 use super::pause;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::problem::WeightList;
+use flux_core::problem::{Shape, WeightList};
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
 use std::marker::PhantomData;
@@ -65,10 +65,9 @@ impl<T: Element> Call<'_, T> {
         scratch: &mut Scratch,
     ) -> Result<Left, Poisoned> {
         let problem = &self.program.problem;
-        let rows =
-            if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
-        let block = (self.program.tile.m as usize, self.program.tile.k as usize);
-        scratch.a.open((rows, problem.k_local(self.program.rank) as usize), block);
+        let rows = if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() };
+        let block = Shape { rows: self.program.tile.m, cols: self.program.tile.k };
+        scratch.a.open(Shape { rows, cols: problem.k_local(self.program.rank) }, block);
         for item in self.program.items.iter().skip(first).step_by(step) {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
@@ -101,10 +100,10 @@ impl<T: Element> Call<'_, T> {
             (problem.k_local(self.program.rank) as usize, self.program.tile.k as usize);
         let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
         let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));
-        let key = (item.a_source, item.a_outer);
+        let key = PanelSource { rows: item.a_source, outer: item.a_outer };
         let a = if item.a_source == RowSource::Gather {
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
-            scratch.a.rows(key, (row, rows), steps, |i, columns| {
+            scratch.a.rows(key, row..row + rows, steps, |i, columns| {
                 let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;
                 let bytes = (columns.len() * size_of::<T>()) as u64;
                 let first: *const T =
@@ -116,19 +115,14 @@ impl<T: Element> Call<'_, T> {
             })
         } else {
             let outer = problem.shard_rows(Rank::new(item.a_outer)).start as usize;
-            scratch.a.rows(key, (row, rows), steps, |i, columns| {
+            scratch.a.rows(key, row..row + rows, steps, |i, columns| {
                 &self.x.row(outer + row + i, k)[columns]
             })
         };
         let b = &self.weights[col * k + first_k..];
-        panel::multiply(
-            (rows, cols, end_k - first_k),
-            a,
-            b,
-            k,
-            &mut scratch.acc,
-            stride(self.program),
-        );
+        let product =
+            Product { m: rows, n: cols, k: end_k - first_k, ldk: k, ldc: stride(self.program) };
+        panel::multiply(product, a, b, &mut scratch.acc);
         Ok(())
     }
 

@@ -6,11 +6,19 @@
 use super::error::ExecuteError;
 use super::operands::grow;
 use crate::element::Element;
+use flux_core::problem::Shape;
 use flux_core::program::RowSource;
 use std::ops::Range;
 
+/// Where the rows of an operand come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PanelSource {
+    pub(super) rows: RowSource,
+    pub(super) outer: u32,
+}
+
 /// A row-major operand, converted in blocks of rows and steps along `k` when they are first used.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Panel {
     values: Vec<f32>,
     /// By row block, then step.
@@ -19,32 +27,35 @@ pub(super) struct Panel {
     blocks: usize,
     /// Steps of a row.
     steps: usize,
-    /// Rows and columns.
-    block: (usize, usize),
+    /// Rows and columns that are converted together.
+    block: Shape,
     cols: usize,
     /// The source of the converted blocks.
-    key: Option<(RowSource, u32)>,
+    key: Option<PanelSource>,
+}
+
+impl Default for Panel {
+    fn default() -> Self {
+        let block = Shape { rows: 1, cols: 1 };
+        let (values, ready) = (Vec::new(), Vec::new());
+        Self { values, ready, blocks: 0, steps: 0, block, cols: 0, key: None }
+    }
 }
 
 impl Panel {
-    /// Makes room for `rows` of `cols`, converted in blocks of `block` rows and columns.
-    pub(super) fn reserve(
-        &mut self,
-        (rows, cols): (usize, usize),
-        block: (usize, usize),
-    ) -> Result<(), ExecuteError> {
-        grow(
-            "marks of converted blocks",
-            &mut self.ready,
-            rows.div_ceil(block.0) * cols.div_ceil(block.1),
-        )?;
-        grow("a worker's rows of x in fp32", &mut self.values, rows * cols)
+    /// Makes room for an operand that is converted in blocks.
+    pub(super) fn reserve(&mut self, operand: Shape, block: Shape) -> Result<(), ExecuteError> {
+        let blocks =
+            operand.rows.div_ceil(block.rows) as usize * operand.cols.div_ceil(block.cols) as usize;
+        grow("marks of converted blocks", &mut self.ready, blocks)?;
+        grow("a worker's rows of x in fp32", &mut self.values, operand.elements())
     }
 
     /// Takes these extents, for which there is room, and forgets the converted blocks.
-    pub(super) fn open(&mut self, (rows, cols): (usize, usize), block: (usize, usize)) {
-        (self.steps, self.block, self.cols, self.key) = (cols.div_ceil(block.1), block, cols, None);
-        self.blocks = rows.div_ceil(block.0) * self.steps;
+    pub(super) fn open(&mut self, operand: Shape, block: Shape) {
+        (self.block, self.cols, self.key) = (block, operand.cols as usize, None);
+        self.steps = operand.cols.div_ceil(block.cols) as usize;
+        self.blocks = operand.rows.div_ceil(block.rows) as usize * self.steps;
     }
 
     /// Bytes that are held.
@@ -52,13 +63,13 @@ impl Panel {
         size_of_val(&self.values[..]) + size_of_val(&self.ready[..])
     }
 
-    /// The rows from `row`, which begins a block, from the first column of `steps` on, converted
-    /// within `steps`. Rows lie all of the operand's columns apart. For blocks that are not
-    /// converted under this `key`, `source` gives columns of the operand's row `row + i`.
+    /// These rows, the first of which begins a block, from the first column of `steps` on,
+    /// converted within `steps`. Rows lie all of the operand's columns apart. For blocks that are
+    /// not converted under this `key`, `source` gives columns of the `i`-th of the rows.
     pub(super) fn rows<'s, T: Element>(
         &mut self,
-        key: (RowSource, u32),
-        (row, rows): (usize, usize),
+        key: PanelSource,
+        rows: Range<usize>,
         steps: Range<usize>,
         source: impl Fn(usize, Range<usize>) -> &'s [T],
     ) -> &[f32] {
@@ -66,9 +77,10 @@ impl Panel {
             self.ready[..self.blocks].fill(false);
             self.key = Some(key);
         }
-        let cols = steps.start * self.block.1..self.cols.min(steps.end * self.block.1);
-        let values = &mut self.values[row * self.cols..(row + rows) * self.cols];
-        let first = row / self.block.0 * self.steps;
+        let (block_rows, block_cols) = (self.block.rows as usize, self.block.cols as usize);
+        let cols = steps.start * block_cols..self.cols.min(steps.end * block_cols);
+        let values = &mut self.values[rows.start * self.cols..rows.end * self.cols];
+        let first = rows.start / block_rows * self.steps;
         let ready = &mut self.ready[first + steps.start..first + steps.end];
         if ready.contains(&false) {
             for (i, to) in values.chunks_exact_mut(self.cols).enumerate() {
@@ -80,16 +92,19 @@ impl Panel {
     }
 }
 
-/// `c[m, n] = a[m, k] * transpose(b[n, k])`, row-major, with rows of `a` and `b` `ldk` apart and
-/// rows of `c` `ldc` apart.
-pub(super) fn multiply(
-    (m, n, k): (usize, usize, usize),
-    a: &[f32],
-    b: &[f32],
-    ldk: usize,
-    c: &mut [f32],
-    ldc: usize,
-) {
+/// Extents of a product, with the elements between rows of `a` and `b`, and of `c`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) ldk: usize,
+    pub(super) ldc: usize,
+}
+
+/// `c[m, n] = a[m, k] * transpose(b[n, k])`, row-major.
+pub(super) fn multiply(product: Product, a: &[f32], b: &[f32], c: &mut [f32]) {
+    let Product { m, n, k, ldk, ldc } = product;
     assert!(m > 0 && n > 0 && ldc >= n && ldk >= k, "{m} x {n} in rows of {ldc}, {k} of {ldk}");
     assert!(
         a.len() >= (m - 1) * ldk + k

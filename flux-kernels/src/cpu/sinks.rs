@@ -102,7 +102,9 @@ impl<T: Element> Call<'_, T> {
                 let first = self.scattered_row(
                     owner,
                     self.program.rank,
-                    (row - owned.start, item.col, item.cols),
+                    row - owned.start,
+                    item.col,
+                    item.cols,
                 );
                 // SAFETY: `scattered_row` has checked that these columns lie inside the owner's
                 // data region. No other item scatters them. The owner reads them after the signal
@@ -122,7 +124,9 @@ impl<T: Element> Call<'_, T> {
                 let first = self.scattered_row(
                     self.program.rank,
                     Rank::new(source),
-                    (item.row + i, item.col, item.cols),
+                    item.row + i,
+                    item.col,
+                    item.cols,
                 );
                 // SAFETY: as for a slot.
                 unsafe { self.add_sent(first, partial, sum) };
@@ -255,12 +259,7 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// `cols` columns from `col` of a row that `source` scatters to `owner`, checked.
-    fn scattered_row(
-        &self,
-        owner: Rank,
-        source: Rank,
-        (row, col, cols): (u32, u32, u32),
-    ) -> *mut u8 {
+    fn scattered_row(&self, owner: Rank, source: Rank, row: u32, col: u32, cols: u32) -> *mut u8 {
         let problem = &self.program.problem;
         let bytes = problem.numerics().partial_bytes() as u64;
         let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(col)) * bytes;

@@ -53,11 +53,7 @@ impl TraceBuffer {
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.
-    pub fn read(
-        &self,
-        stream: usize,
-        (items, workers): (usize, u32),
-    ) -> Result<Stamps, LaunchError> {
+    pub fn read(&self, stream: usize, items: usize, workers: u32) -> Result<Stamps, LaunchError> {
         let (items, workers) = (items.min(self.items), (workers as usize).min(self.workers));
         let mut stamps = Stamps {
             items: vec![Zeroable::zeroed(); items],

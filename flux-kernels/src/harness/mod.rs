@@ -220,7 +220,7 @@ impl Harness {
     /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
-    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
+    /// `y` is valid, with so many elements from a row to the next, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
     /// half as many columns.
     ///
     /// # Errors
@@ -229,7 +229,8 @@ impl Harness {
         &self,
         problem: &Problem,
         rank: Rank,
-        y: (u64, u64),
+        y: u64,
+        row_stride: u64,
         expected: &Expected,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
@@ -245,8 +246,8 @@ impl Harness {
         };
         let owned = problem.op().sums_to() == SumsTo::All && !expected.flattened;
         let params = VerifyParams {
-            y: y.0,
-            row_stride: y.1,
+            y,
+            row_stride,
             x_seed: expected.seeds.x,
             w_seed: expected.seeds.w,
             report: self.report.address(),

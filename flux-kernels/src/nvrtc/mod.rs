@@ -317,39 +317,47 @@ impl<'l> Program<'l> {
 
     fn log(&self) -> Result<String, CompileError> {
         let bytes = self.bytes(
-            ("nvrtcGetProgramLogSize", self.library.entries.log_size),
-            ("nvrtcGetProgramLog", self.library.entries.log),
+            "nvrtcGetProgramLogSize",
+            self.library.entries.log_size,
+            "nvrtcGetProgramLog",
+            self.library.entries.log,
         )?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
     }
 
     fn cubin(&self) -> Result<Vec<u8>, CompileError> {
         self.bytes(
-            ("nvrtcGetCUBINSize", self.library.entries.cubin_size),
-            ("nvrtcGetCUBIN", self.library.entries.cubin),
+            "nvrtcGetCUBINSize",
+            self.library.entries.cubin_size,
+            "nvrtcGetCUBIN",
+            self.library.entries.cubin,
         )
     }
 
     /// Terminated, as the driver takes it.
     fn ptx(&self) -> Result<Vec<u8>, CompileError> {
         self.bytes(
-            ("nvrtcGetPTXSize", self.library.entries.ptx_size),
-            ("nvrtcGetPTX", self.library.entries.ptx),
+            "nvrtcGetPTXSize",
+            self.library.entries.ptx_size,
+            "nvrtcGetPTX",
+            self.library.entries.ptx,
         )
     }
 
     fn bytes(
         &self,
-        size: (&'static str, unsafe extern "C" fn(usize, *mut usize) -> c_int),
-        read: (&'static str, unsafe extern "C" fn(usize, *mut c_char) -> c_int),
+        size_call: &'static str,
+        size: unsafe extern "C" fn(usize, *mut usize) -> c_int,
+        read_call: &'static str,
+        read: unsafe extern "C" fn(usize, *mut c_char) -> c_int,
     ) -> Result<Vec<u8>, CompileError> {
         let mut length = 0;
         // SAFETY: the program exists and the out pointer is valid.
-        self.check(size.0, unsafe { (size.1)(self.handle, &raw mut length) })?;
+        self.check(size_call, unsafe { size(self.handle, &raw mut length) })?;
         let mut bytes = vec![0u8; length];
         // SAFETY: the program exists, and the library writes the number of bytes that it has just
         // stated.
-        self.check(read.0, unsafe { (read.1)(self.handle, bytes.as_mut_ptr().cast()) })?;
+        self.check(read_call, unsafe { read(self.handle, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
 }

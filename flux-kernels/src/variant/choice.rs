@@ -70,7 +70,8 @@ impl Variant {
         OPS.into_iter()
             .flat_map(|op| Self::plain(op, target))
             .flat_map(|variant| {
-                Self::finishes(variant.op).map(move |finish| variant.finished(finish))
+                Self::finishes(variant.op)
+                    .map(move |(numerics, gated)| variant.finished(numerics, gated))
             })
             .flat_map(|variant| [Some(variant), variant.transposed()])
             .flatten()
@@ -90,7 +91,7 @@ impl Variant {
         let of_op = |op| {
             Self::plain(op, target)
                 .zip(Self::finishes(op).cycle())
-                .map(|(variant, finish)| variant.finished(finish))
+                .map(|(variant, (numerics, gated))| variant.finished(numerics, gated))
         };
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
@@ -209,7 +210,7 @@ impl Variant {
             .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype.into(), gated)))
     }
 
-    const fn finished(self, (numerics, gated): (Numerics, bool)) -> Self {
+    const fn finished(self, numerics: Numerics, gated: bool) -> Self {
         Self { numerics, gated, ..self }
     }
 

@@ -12,6 +12,7 @@ use flux_core::problem::{Shape, WeightList};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
+use flux_cuda::ComputeCapability;
 use flux_kernels::cuda::{
     DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, WeightArgs, launch,
 };
@@ -75,7 +76,7 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
 
 fn target_of(context: &CudaContext) -> Result<KernelTarget, NoKernel> {
     let (major, minor) = context.compute_capability().expect("a device's compute capability");
-    KernelTarget::of((major.unsigned_abs(), minor.unsigned_abs()))
+    KernelTarget::of(ComputeCapability::new(major.unsigned_abs(), minor.unsigned_abs()))
 }
 
 /// The kernels of a device that has some.
@@ -413,9 +414,9 @@ impl World {
         p.world()
             .ranks()
             .map(|r| {
-                let y = (self.ranks[r.index()].y.0, u64::from(self.y_shape(r).cols));
+                let (y, stride) = (self.ranks[r.index()].y.0, u64::from(self.y_shape(r).cols));
                 // SAFETY: `y` is this rank's result.
-                unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }
+                unsafe { self.harness.verify(p, r, y, stride, &expected, self.raw(r.index())) }
                     .expect("verify")
             })
             .collect()

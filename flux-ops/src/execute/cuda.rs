@@ -381,7 +381,7 @@ impl CudaExecutor {
             .clone()
             .ok_or(TimelineError::NoCall)?;
         let stamps =
-            trace.buffer.read(stream, (last.program.item_count(), last.execution.workers))?;
+            trace.buffer.read(stream, last.program.item_count(), last.execution.workers)?;
         if stamps.workers.iter().any(|worker| worker.entered == 0) {
             return Err(TimelineError::NoCall);
         }

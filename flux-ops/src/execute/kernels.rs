@@ -27,8 +27,8 @@ pub(super) fn variants(
         }
     }
     let (rank, ranks) = (comm.rank().index(), comm.world_size().index());
-    let on = (share_of_cores(ranks) as usize, rank * missing.len() / ranks);
-    let mut found: Vec<_> = missing.iter().zip(cubins(&missing, arch, on)).collect();
+    let (threads, first) = (share_of_cores(ranks) as usize, rank * missing.len() / ranks);
+    let mut found: Vec<_> = missing.iter().zip(cubins(&missing, arch, threads, first)).collect();
     let mut load = |variant: Variant| {
         loaded(variant, || {
             let source = variant.source();

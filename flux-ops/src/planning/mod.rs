@@ -16,6 +16,7 @@ use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket
 use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
 use flux_core::{Problem, SumsTo};
+use flux_cuda::ComputeCapability;
 use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
@@ -50,7 +51,7 @@ pub(crate) fn whole_target(comm: &Communicator) -> Target {
 }
 
 /// The kernel whose plans a device with this compute capability takes; of the host, Hopper's.
-pub(crate) fn generation(compute: Option<(u32, u32)>) -> Generation {
+pub(crate) fn generation(compute: Option<ComputeCapability>) -> Generation {
     // Where no kernel runs, the build says so.
     let of_device = |compute| {
         KernelTarget::of(compute).map_or(Generation::Portable, |target| target.generation)
@@ -199,7 +200,7 @@ fn shipped() -> &'static PlanTable {
 pub fn explain_plan_table(
     file: Option<&Path>,
     device: &str,
-    compute: Option<(u32, u32)>,
+    compute: Option<ComputeCapability>,
 ) -> String {
     UserTable::at(file, false).explain(device, generation(compute))
 }

@@ -208,24 +208,21 @@ impl<T: Element> Case<T> {
     pub fn x(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.x_shape(rank));
         let rows = p.shard_rows(rank).start as usize;
-        self.part(
-            &self.x,
-            shape,
-            if p.op() == OpKind::AllGatherGemm {
-                (rows, 0)
-            } else {
-                (0, p.inner(rank).start as usize)
-            },
-        )
+        let (row, col) = if p.op() == OpKind::AllGatherGemm {
+            (rows, 0)
+        } else {
+            (0, p.inner(rank).start as usize)
+        };
+        self.part(&self.x, shape, row, col)
     }
 
     /// The operand `w` of `rank`, dense.
     pub fn w(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.w_shape(rank));
-        self.part(&self.w, shape, (p.columns(rank).start as usize, p.inner(rank).start as usize))
+        self.part(&self.w, shape, p.columns(rank).start as usize, p.inner(rank).start as usize)
     }
 
-    fn part(&self, global: &[T], shape: Shape, (row, col): (usize, usize)) -> Vec<T> {
+    fn part(&self, global: &[T], shape: Shape, row: usize, col: usize) -> Vec<T> {
         let (rows, cols, k) = (shape.rows as usize, shape.cols as usize, self.problem.k() as usize);
         let rows = global.chunks_exact(k).skip(row).take(rows);
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()

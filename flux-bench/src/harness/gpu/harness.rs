@@ -170,11 +170,11 @@ impl Gpu {
             per_node: if flattened { 1 } else { nodes.per_node() },
             collective,
         };
-        let y = (y, u64::from(operands.y_window(rank).cols));
+        let stride = u64::from(operands.y_window(rank).cols);
         self.device.bind()?;
         // SAFETY: `y` is the set's, of the problem's shape.
         let report =
-            unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
+            unsafe { self.harness.verify(problem, rank, y, stride, &expected, self.raw_stream())? };
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),

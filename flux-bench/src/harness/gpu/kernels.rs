@@ -1,6 +1,6 @@
 //! The harness's kernels and the fused one, as images for a device.
 
-use flux_cuda::CudaDevice;
+use flux_cuda::{ComputeCapability, CudaDevice};
 use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{KernelTarget, Source, Variant};
 
@@ -8,7 +8,7 @@ use flux_kernels::{KernelTarget, Source, Variant};
 pub(crate) const CAPABILITIES: &str = "8.0 and later";
 
 /// The kernels of a device, or why there are none for it.
-pub(crate) fn target(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<KernelTarget> {
+pub(crate) fn target(ordinal: u32, compute: ComputeCapability) -> anyhow::Result<KernelTarget> {
     KernelTarget::of(compute).map_err(|why| anyhow::anyhow!("GPU {ordinal}: {why}"))
 }
 
@@ -26,10 +26,8 @@ pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
 pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
     let compute = device.info().compute;
     anyhow::ensure!(
-        compute == (9, 0),
-        "links are measured by kernels for compute capability 9.0, not {}.{}",
-        compute.0,
-        compute.1
+        compute == ComputeCapability::new(9, 0),
+        "links are measured by kernels for compute capability 9.0, not {compute}"
     );
     Ok(flux_kernels::cubin(&Source::links(), Arch::Sm90a)?.image)
 }

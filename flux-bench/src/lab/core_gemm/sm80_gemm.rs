@@ -18,7 +18,7 @@ pub(super) fn sm80_gemm(
 ) -> anyhow::Result<Option<Gemm>> {
     let device = gpu.device();
     if kernels::of_device(device)?.generation != Generation::Portable
-        || device.info().compute < (9, 0)
+        || device.info().compute.major < 9
     {
         return Ok(None);
     }

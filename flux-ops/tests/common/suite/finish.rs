@@ -33,7 +33,8 @@ fn on_host(machine: Machine) -> OpOptions {
 /// Runs the calls of every case of a world on one communicator: ranks take longer to connect than
 /// to call.
 fn on_one_communicator<T: Number>(
-    (machine, world): (Machine, u32),
+    machine: Machine,
+    world: u32,
     cases: impl Iterator<Item = (Case<T>, OpOptions)>,
     check: impl Fn(&Case<T>, &Expected<T>, &FusedLinear, &Node) + Sync,
 ) {
@@ -62,7 +63,7 @@ fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
                     options,
                 )
             });
-        on_one_communicator((machine, world), cases, |case, expected, op, node| {
+        on_one_communicator(machine, world, cases, |case, expected, op, node| {
             for _ in 0..3 {
                 case.assert_equal(
                     expected,
@@ -102,7 +103,7 @@ fn activates_within_the_bound<T: Number>(machine: Machine) {
                     options,
                 )
             });
-        on_one_communicator((machine, world), cases, |case, expected, op, node| {
+        on_one_communicator(machine, world, cases, |case, expected, op, node| {
             case.assert_close(expected, op, node.rank, &call(op, case, node).unwrap(), "a call");
         });
     }

@@ -12,7 +12,7 @@ const WORLDS: [u32; 5] = [2, 3, 5, 6, 7];
 
 /// Extents with `more` groups of 8 than divide: of a rank as many as before, or 8 more, in tiles of
 /// which the first ranks have one more.
-fn shape(machine: Machine, op: OpKind, world: u32, (m, more): (usize, usize)) -> [usize; 3] {
+fn shape(machine: Machine, op: OpKind, world: u32, m: usize, more: usize) -> [usize; 3] {
     let (w, tile) = (world as usize, machine.tiles()[0]);
     // On the last rank whole tiles of columns, or whole steps.
     let (n, k) = (2 * tile.n as usize, 5 * tile.k as usize);
@@ -59,7 +59,7 @@ pub fn unequal_parts_of_n_and_k_give_the_exact_result(machine: Machine) {
             case.finished(true, Values::Integers, Activation::None).with_residual(Values::Integers)
         };
         let cases: Vec<_> =
-            rows.into_iter().map(|rows| case(shape(machine, op, world, rows))).collect();
+            rows.into_iter().map(|(m, more)| case(shape(machine, op, world, m, more))).collect();
         let cases: Vec<_> =
             cases.into_iter().map(|case| (case.expected_on(machine), case)).collect();
         // On one communicator: ranks take longer to connect than to call.
@@ -92,7 +92,7 @@ pub fn unequal_parts_of_n_and_k_stay_within_the_bound(machine: Machine) {
     {
         let case = Case::<bf16>::new(
             op,
-            shape(machine, op, world, (37 * world as usize + 1, 1)),
+            shape(machine, op, world, 37 * world as usize + 1, 1),
             world,
             Values::Reals,
             137,

@@ -162,7 +162,7 @@ fn carry_out(job: &Job, mapping: &Mapping) {
             return;
         }
         let to = mapping.view.data[transfer.dest as usize] + half + job.place(transfer.place);
-        copy_rows(job, transfer, (job.x, job.row_stride), to);
+        copy_rows(job, transfer, job.x, job.row_stride, to);
         call.publish(Rank::new(transfer.dest), transfer.raise);
     }
     for Forward { from, awaits, to } in &job.forwards {
@@ -180,7 +180,8 @@ fn carry_out(job: &Job, mapping: &Mapping) {
         copy_rows(
             job,
             to,
-            (at(mapping.rank.index(), *from), job.row_bytes),
+            at(mapping.rank.index(), *from),
+            job.row_bytes,
             at(to.dest as usize, to.place),
         );
         call.publish(Rank::new(to.dest), to.raise);
@@ -201,7 +202,7 @@ fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
 }
 
 /// Copies a transfer's columns of its rows from `from`, with this row stride, to the slot at `to`.
-fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64) {
+fn copy_rows(job: &Job, transfer: &Transfer, from: u64, stride: u64, to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
     let (col, width) =
         (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);

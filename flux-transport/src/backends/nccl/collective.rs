@@ -16,7 +16,7 @@ use super::watch::CallWatch;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{CollectiveKind, LibraryCollective};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, copy_rows_async, host_size, words_async};
+use flux_cuda::{CudaDevice, RowCopy, Rows, copy_rows_async, words_async};
 
 /// Where the rows of a collective lie on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,19 +56,22 @@ pub(super) unsafe fn enqueue(
     epoch: Epoch,
 ) -> Result<(), TransportError> {
     let Places { all, own, packed } = Places::new(job, at.rank.get(), at.half(epoch));
-    let (stride, row_bytes) = (host_size(job.row_stride), host_size(job.row_bytes));
-    let rows = (host_size(job.rows), row_bytes);
+    let packing = RowCopy {
+        to: Rows { address: own, pitch: job.row_bytes },
+        from: Rows { address: job.shard, pitch: job.row_stride },
+        rows: job.rows,
+        width: job.row_bytes,
+    };
+    let unpacking = RowCopy { to: packing.from, from: packing.to, ..packing };
     let _current = device.enter()?;
     let note = |step| {
         // SAFETY: a word of pinned memory that outlives the stream's work.
         unsafe { words_async(device, [watch.note(epoch, step)], caller) }
     };
     // SAFETY: the caller's rows, and their place in the workspace.
-    let pack =
-        || unsafe { copy_rows_async(device, (own, row_bytes), (job.shard, stride), rows, caller) };
+    let pack = || unsafe { copy_rows_async(device, &packing, caller) };
     // SAFETY: the same ranges in the other direction.
-    let unpack =
-        || unsafe { copy_rows_async(device, (job.shard, stride), (own, row_bytes), rows, caller) };
+    let unpack = || unsafe { copy_rows_async(device, &unpacking, caller) };
     let shard = if packed { own } else { job.shard };
     let ends = if job.is_ahead() { (shard, all) } else { (all, shard) };
     let collective = || {

@@ -16,8 +16,8 @@ use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{
-    CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async,
-    copy_rows_async, done_by, write_value_async,
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, RowCopy, Rows, SideStream, copy_async,
+    copy_out_async, copy_rows_async, done_by, write_value_async,
 };
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -89,15 +89,14 @@ fn exchange(
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
-        let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
-        copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
-        copy_rows_async(
-            device,
-            (received.at(own), pitch),
-            (sent.at(own), word),
-            (2, word),
-            stream.raw(),
-        )
+        copy_async(device, received.at(own), sent.at(own), size_of::<u32>(), stream.raw())?;
+        let words = RowCopy {
+            to: Rows { address: received.at(own), pitch: 4 * WORD },
+            from: Rows { address: sent.at(own), pitch: WORD },
+            rows: 2,
+            width: WORD,
+        };
+        copy_rows_async(device, &words, stream.raw())
     }?;
     // What each peer has sent to this rank, or what was gathered of it.
     let to_see = || {
@@ -110,12 +109,9 @@ fn exchange(
         let rows = |address| Rows { address, pitch: WORD };
         // SAFETY: a message's first word, and a place for it, in the buffers.
         unsafe {
-            copy_out_async(
-                device,
-                (rows(place(seen, at).expose_provenance() as u64), rows(from)),
-                (1, WORD),
-                stream.raw(),
-            )
+            let to = rows(place(seen, at).expose_provenance() as u64);
+            let word = RowCopy { to, from: rows(from), rows: 1, width: WORD };
+            copy_out_async(device, &word, stream.raw())
         }?;
     }
     while !stream.is_idle()? {

@@ -22,7 +22,7 @@ use flux_core::layout::{WorkspaceSize, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
 use flux_cuda::{
-    CudaDevice, CudaError, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
+    CudaDevice, CudaError, RowCopy, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
     wait_value_async, words_async,
 };
 
@@ -79,18 +79,13 @@ pub(crate) unsafe fn enqueue_rounds(
     let stored = matches!(source, Source::Stored { .. });
     note(Step::Begun)?;
     if !stored {
-        let row = |address| Rows { address, pitch: WORD as u64 };
+        let width = WORD as u64;
+        let row = |address| Rows { address, pitch: width };
+        let (to, from) = (row(outbox.flags().number_on_host()), row(control + control::EPOCH));
         // Before the call's kernel can close it, which waits for words that this stream brings.
         // SAFETY: the number of the call in the control block, and a word of pinned memory that
         // outlives the stream's work.
-        unsafe {
-            copy_out_async(
-                device,
-                (row(outbox.flags().number_on_host()), row(control + control::EPOCH)),
-                (1, WORD as u64),
-                stream,
-            )
-        }?;
+        unsafe { copy_out_async(device, &RowCopy { to, from, rows: 1, width }, stream) }?;
     }
     // SAFETY: the caller promised the rows.
     let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
@@ -136,8 +131,14 @@ pub(crate) unsafe fn enqueue_rounds(
                 if words.count == 1 {
                     copy_async(device, to, from, WORD, stream)
                 } else {
-                    let (to, from) = ((to, host_size(pitch)), (from, WORD * words.apart as usize));
-                    copy_rows_async(device, to, from, (words.count, WORD), stream)
+                    let width = WORD as u64;
+                    let words = RowCopy {
+                        to: Rows { address: to, pitch },
+                        from: Rows { address: from, pitch: width * u64::from(words.apart) },
+                        rows: words.count as u64,
+                        width,
+                    };
+                    copy_rows_async(device, &words, stream)
                 }
             }?;
         }
@@ -169,13 +170,11 @@ unsafe fn rows_of(
         return Ok(Some(x));
     }
     // The outbox holds a place for each of the rail, so one for the shard.
-    let (to, count) = (at.outbox.stored(at.rank, 0), host_size(rows));
-    let pitches = (host_size(row_bytes), host_size(row_stride));
+    let to = Rows { address: at.outbox.stored(at.rank, 0), pitch: row_bytes };
+    let from = Rows { address: x, pitch: row_stride };
     // SAFETY: the caller's promise.
-    unsafe {
-        copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream)
-    }?;
-    Ok(Some(to))
+    unsafe { copy_rows_async(device, &RowCopy { to, from, rows, width: row_bytes }, stream) }?;
+    Ok(Some(to.address))
 }
 
 /// Where a round's chunk is sent from and to which node, where the other's comes and from which.

@@ -12,7 +12,9 @@ use crate::backends::jobs::StagedTransfer;
 use flux_core::layout::{control, signal_offset};
 use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use flux_cuda::{
+    CudaDevice, CudaError, RowCopy, Rows, WordOp, copy_in_async, copy_out_async, words_async,
+};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams<'a> {
@@ -79,7 +81,10 @@ impl Streams<'_> {
         let (to, from) =
             (self.at.host_region(self.rank).host() + POISONED, self.at.control() + control::POISON);
         // SAFETY: the caller's promise; the context is current.
-        unsafe { copy_out_async(self.device, (row(to), row(from)), (1, 4), self.out.raw()) }
+        unsafe {
+            let word = RowCopy { to: row(to), from: row(from), rows: 1, width: 4 };
+            copy_out_async(self.device, &word, self.out.raw())
+        }
     }
 
     unsafe fn send(&self, carry: &StagedTransfer<'_>, parcel: &Parcel) -> Result<(), CudaError> {
@@ -106,12 +111,9 @@ impl Streams<'_> {
         if !empty(block) {
             // SAFETY: the route was checked against the workspace; the caller promised the shard.
             unsafe {
-                copy_out_async(
-                    self.device,
-                    (self.on_host(self.rank, block), from),
-                    (block.rows, block.width),
-                    stream,
-                )
+                let to = self.on_host(self.rank, block);
+                let rows = RowCopy { to, from, rows: block.rows, width: block.width };
+                copy_out_async(self.device, &rows, stream)
             }?;
         }
         let layout = self.at.host_region(self.rank).layout;
@@ -138,12 +140,9 @@ impl Streams<'_> {
             };
             // SAFETY: the route was checked against the workspace.
             unsafe {
-                copy_in_async(
-                    self.device,
-                    (to, self.on_host(source, block)),
-                    (block.rows, block.width),
-                    stream,
-                )
+                let from = self.on_host(source, block);
+                let rows = RowCopy { to, from, rows: block.rows, width: block.width };
+                copy_in_async(self.device, &rows, stream)
             }?;
         }
         let signal = self.at.pad() + signal_offset(reader.signal, self.epoch.half());

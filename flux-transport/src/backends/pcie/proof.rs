@@ -8,14 +8,17 @@ use super::workspace::Workspace;
 use crate::backends::device::lane::Lane;
 use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use flux_cuda::{
+    CudaDevice, CudaError, RowCopy, Rows, WordOp, copy_in_async, copy_out_async, words_async,
+};
 use std::sync::atomic::Ordering;
 
 /// Copies a word of the own pad to the own region, raises a flag behind it, waits for the flag and
 /// copies the word back.
 pub(super) fn prove(
     device: &CudaDevice,
-    (out, back): (&Lane, &Lane),
+    out: &Lane,
+    back: &Lane,
     at: &Workspace,
     rank: u32,
     epoch: Epoch,
@@ -26,11 +29,13 @@ pub(super) fn prove(
     region.word(PROOF).store(1, Ordering::Release);
     let on_host = Rows { address: region.host() + PROOF, pitch: 4 };
     let on_pad = Rows { address: at.pad() + broken_offset(rank), pitch: 4 };
+    let there = RowCopy { to: on_host, from: on_pad, rows: 1, width: 4 };
+    let back_again = RowCopy { to: on_pad, from: on_host, ..there };
     let _current = device.enter()?;
     // SAFETY: the words are in the own region, on the own pad and in the pinned block, and stay
     // past the synchronisations below.
     unsafe {
-        copy_out_async(device, (on_host, on_pad), (1, 4), out.raw())?;
+        copy_out_async(device, &there, out.raw())?;
         words_async(device, [WordOp::Write { address: flag, value: initial }], out.raw())?;
     }
     out.synchronize()?;
@@ -39,7 +44,7 @@ pub(super) fn prove(
     // synchronisation.
     unsafe {
         words_async(device, [WordOp::Await { address: flag, value: initial }], back.raw())?;
-        copy_in_async(device, (on_pad, on_host), (1, 4), back.raw())?;
+        copy_in_async(device, &back_again, back.raw())?;
     }
     back.synchronize()?;
     // As the pad's word is before any call.

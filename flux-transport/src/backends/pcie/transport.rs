@@ -83,11 +83,10 @@ impl Pcie {
         };
         let (out, back, calls, fault) =
             handshake.succeed(make().map_err(PeerMemoryError::from)).map_err(unusable)?;
-        let workspace =
-            Workspace::new(handshake, &device, &out, &members, (options.reserve, epoch))?;
+        let workspace = Workspace::new(handshake, &device, &out, &members, options.reserve, epoch)?;
         handshake
             .succeed(
-                prove(&device, (&out, &back), &workspace, members.rank, epoch)
+                prove(&device, &out, &back, &workspace, members.rank, epoch)
                     .map_err(PeerMemoryError::from),
             )
             .map_err(unusable)?;
@@ -166,7 +165,7 @@ impl Transport for Pcie {
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let grown =
-            Workspace::new(handshake, &self.device, &state.out, &self.members, (size, epoch))?;
+            Workspace::new(handshake, &self.device, &state.out, &self.members, size, epoch)?;
         [state.view, state.scattering] =
             views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));

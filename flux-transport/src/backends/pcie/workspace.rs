@@ -127,7 +127,8 @@ impl Workspace {
         device: &CudaDevice,
         lane: &Lane,
         members: &PeerDevices,
-        (size, epoch): (WorkspaceSize, Epoch),
+        size: WorkspaceSize,
+        epoch: Epoch,
     ) -> Result<Self, TransportError> {
         let Handshake { steps, deadline } = handshake;
         let (rank, world) = (members.rank, members.world());

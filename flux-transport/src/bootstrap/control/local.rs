@@ -42,14 +42,15 @@ impl LocalControl {
         content: Content,
         deadline: Instant,
     ) -> Result<Vec<Content>, ControlError> {
-        self.steps().take(self.rank, (content.step(), communicator), deadline, |step| {
-            self.meet((step, communicator), content, deadline)
+        self.steps().take(self.rank, content.step(), communicator, deadline, |step| {
+            self.meet(step, communicator, content, deadline)
         })
     }
 
     fn meet(
         &self,
-        (step, communicator): (u64, u32),
+        step: u64,
+        communicator: u32,
         content: Content,
         deadline: Instant,
     ) -> Result<Vec<Content>, ControlError> {

@@ -164,16 +164,9 @@ mod tests {
         Instant::now() + AMPLE
     }
 
-    fn refused<T: fmt::Debug>(
-        at: u32,
-        theirs: (Step, u32),
-        own: (Step, u32),
-        said: Result<T, ControlError>,
-    ) {
+    fn refused<T: fmt::Debug>(at: u32, theirs: At, own: At, said: Result<T, ControlError>) {
         match said.unwrap_err() {
             ControlError::Protocol { rank, detail } => {
-                let [theirs, own] = [theirs, own]
-                    .map(|(step, number)| format!("{} (communicator {number})", step.name()));
                 assert_eq!(
                     (rank, detail),
                     (
@@ -193,23 +186,29 @@ mod tests {
             for end in &ends {
                 scope.spawn(move || {
                     let (odd, seven) = (end.rank().get() == 2, Collective::new(end, 7));
+                    let of_seven = |step| At { step, communicator: 7 };
                     for (most, other) in
                         Step::ALL.into_iter().zip(Step::ALL.into_iter().cycle().skip(1))
                     {
                         let (own, theirs, at) =
                             if odd { (other, most, 0) } else { (most, other, 2) };
-                        refused(at, (theirs, 7), (own, 7), seven.exchange_at(own, b"hi", soon()));
+                        refused(
+                            at,
+                            of_seven(theirs),
+                            of_seven(own),
+                            seven.exchange_at(own, b"hi", soon()),
+                        );
                         assert_eq!(seven.exchange_at(most, b"hi", soon()).unwrap(), [b"hi"; 3]);
                         // The same step of another communicator is no less another.
                         let ((own, at), theirs) = if odd { ((256, 0), 7) } else { ((7, 2), 256) };
                         refused(
                             at,
-                            (most, theirs),
-                            (most, own),
+                            At { step: most, communicator: theirs },
+                            At { step: most, communicator: own },
                             Collective::new(end, own).exchange_at(most, b"hi", soon()),
                         );
                         assert_eq!(seven.exchange_at(most, b"", soon()).unwrap(), [b""; 3]);
-                        let memory = |number| (Step::Memory, number);
+                        let memory = |communicator| At { step: Step::Memory, communicator };
                         let said =
                             Collective::new(end, own).exchange_fds(&[], soon()).map_err(|error| {
                                 match error {

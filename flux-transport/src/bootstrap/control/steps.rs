@@ -62,7 +62,8 @@ impl Steps {
     pub(crate) fn take<T>(
         &self,
         rank: Rank,
-        (step, communicator): (&'static str, u32),
+        step: &'static str,
+        communicator: u32,
         deadline: Instant,
         take: impl FnOnce(u64) -> Result<T, ControlError>,
     ) -> Result<T, ControlError> {
@@ -165,7 +166,7 @@ mod tests {
         std::thread::scope(|scope| {
             let steps = &steps;
             let long = scope.spawn(move || {
-                steps.take(OWN, ("exchange", 0), after(60 * SECOND), |number| {
+                steps.take(OWN, "exchange", 0, after(60 * SECOND), |number| {
                     steps.awaits([Rank::new(3)]);
                     taken.send(()).unwrap();
                     is_let_go.recv_timeout(60 * SECOND).unwrap();
@@ -173,7 +174,7 @@ mod tests {
                 })
             });
             is_taken.recv_timeout(60 * SECOND).unwrap();
-            match steps.take(OWN, ("barrier", 0), after(SECOND / 20), |_| Ok(())).unwrap_err() {
+            match steps.take(OWN, "barrier", 0, after(SECOND / 20), |_| Ok(())).unwrap_err() {
                 ControlError::Timeout { step: "barrier", missing } => {
                     assert_eq!(missing, [Rank::new(3)]);
                 }
@@ -183,7 +184,7 @@ mod tests {
             // one in progress.
             let refused = || {
                 steps
-                    .take(OWN, ("exchange", 0), after(60 * SECOND), |_| Ok(()))
+                    .take(OWN, "exchange", 0, after(60 * SECOND), |_| Ok(()))
                     .unwrap_err()
                     .to_string()
             };
@@ -206,8 +207,7 @@ mod tests {
         assert!(steps.aborted(7, mask_of([other])).is_none());
         assert!(steps.aborted(7, mask_of([left, other])).is_some());
         assert!(steps.aborted(8, mask_of([left])).is_none());
-        let taken =
-            |communicator| steps.take(OWN, ("barrier", communicator), after(60 * SECOND), Ok);
+        let taken = |communicator| steps.take(OWN, "barrier", communicator, after(60 * SECOND), Ok);
         assert!(taken(7).is_ok(), "it may have what it waits for");
         // Of a caller's abort, whoever the step waits for.
         steps.abort(7, other, 3);
@@ -226,7 +226,7 @@ mod tests {
                     taken.try_lock().unwrap().push(number);
                     Ok(())
                 };
-                steps.take(OWN, ("barrier", 0), after(60 * SECOND), note).unwrap();
+                steps.take(OWN, "barrier", 0, after(60 * SECOND), note).unwrap();
             }
         };
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(hundred))));

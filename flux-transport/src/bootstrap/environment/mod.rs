@@ -105,8 +105,8 @@ impl Environment {
                 .find(|other| (other.1.rank, other.1.world) != (first.1.rank, first.1.world))
             {
                 return Err(BootstrapError::Disagreement {
-                    first: said(first),
-                    second: said(other),
+                    first: said(first.0, &first.1),
+                    second: said(other.0, &other.1),
                 });
             }
             return Self::placed(vars, first.0, first.1.clone());
@@ -197,7 +197,7 @@ impl Environment {
     }
 }
 
-fn said((family, placement): &(&LauncherFamily, Placement)) -> String {
+fn said(family: &LauncherFamily, placement: &Placement) -> String {
     let [rank, world] = family.says;
     format!(
         "{} says that this is rank {} of {} ({rank}, {world})",

@@ -66,7 +66,8 @@ impl ProcessControl {
     /// One step: the peers' frames by rank, none for this rank.
     fn step(
         &self,
-        (kind, communicator): (Kind, u32),
+        kind: Kind,
+        communicator: u32,
         body: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
@@ -90,7 +91,7 @@ impl ProcessControl {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
         }
         let Endpoint { rank, steps, .. } = &*self.endpoint;
-        steps.take(*rank, (kind.name(), communicator), deadline, |sequence| {
+        steps.take(*rank, kind.name(), communicator, deadline, |sequence| {
             let header = Header { kind, descriptors, sequence };
             self.send_all(header, body, fds, deadline)?;
             self.collect(header, communicator, deadline)
@@ -231,7 +232,7 @@ impl ControlPlane for ProcessControl {
         payload: &[u8],
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, ControlError> {
-        let frames = self.step((Kind::Exchange, communicator), payload, &[], deadline)?;
+        let frames = self.step(Kind::Exchange, communicator, payload, &[], deadline)?;
         Ok(frames
             .into_iter()
             .map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body))
@@ -245,7 +246,7 @@ impl ControlPlane for ProcessControl {
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<Vec<Given>, ControlError> {
-        let frames = self.step((Kind::Descriptors, communicator), payload, fds, deadline)?;
+        let frames = self.step(Kind::Descriptors, communicator, payload, fds, deadline)?;
         let given = |frame: Option<Arrived>| match frame {
             None => Given { payload: payload.to_vec(), fds: Vec::new(), cut: false },
             Some(Arrived { body, descriptors, cut, .. }) => {
@@ -256,7 +257,7 @@ impl ControlPlane for ProcessControl {
     }
 
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step((Kind::Barrier, NO_COMMUNICATOR), &[], &[], deadline).map(drop)
+        self.step(Kind::Barrier, NO_COMMUNICATOR, &[], &[], deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {

@@ -74,12 +74,8 @@ impl HostGroup {
                 match socket::connect(&path) {
                     Ok(socket) => {
                         met = true;
-                        let heard = self.listen_to_leader(
-                            (socket, payload),
-                            deadline,
-                            &mut missing,
-                            &taken,
-                        )?;
+                        let heard =
+                            self.listen_to_leader(socket, payload, deadline, &mut missing, &taken)?;
                         if let Some(verdict) = heard {
                             return Ok(verdict);
                         }
@@ -128,7 +124,8 @@ impl HostGroup {
     /// Says hello and waits for the verdict; `None` if the connection ended without one.
     fn listen_to_leader<T>(
         &self,
-        (socket, payload): (OwnedFd, &[u8]),
+        socket: OwnedFd,
+        payload: &[u8],
         deadline: Instant,
         missing: &mut u64,
         taken: impl Fn(&[u8], &mut Vec<OwnedFd>) -> Option<T>,

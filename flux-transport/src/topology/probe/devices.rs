@@ -83,7 +83,7 @@ fn directions(
         let both = |why: String| (Some(why.clone()), Some(why));
         let (there, back) = if failed < ENOUGH {
             // What the driver granted, it refuses: that is a fault of the pair, not of the asking.
-            pair(&sides[&a], &sides[&b], (a, b), veto, &mut notes)
+            pair(&sides[&a], &sides[&b], a, b, veto, &mut notes)
                 .unwrap_or_else(|error| both(error.to_string()))
         } else {
             both(format!("not asked, as {ENOUGH} pairs had failed"))
@@ -104,7 +104,8 @@ fn directions(
 fn pair(
     one: &Side,
     other: &Side,
-    (a, b): (usize, usize),
+    a: usize,
+    b: usize,
     veto: bool,
     notes: &mut Vec<String>,
 ) -> Result<(Option<String>, Option<String>), CudaError> {
@@ -115,7 +116,7 @@ fn pair(
     if there.is_some() || back.is_some() {
         return Ok((there, back));
     }
-    match ping_pong((one, &at_one), (other, &at_other))? {
+    match ping_pong(one, &at_one, other, &at_other)? {
         Ok(took) => {
             let us = took.as_secs_f64() * 1e6 / f64::from(ROUNDS);
             let [one, other] = [one, other].map(|side| side.device.info().pci.to_lowercase());

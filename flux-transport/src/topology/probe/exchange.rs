@@ -152,8 +152,10 @@ pub(super) struct Lost {
 
 /// Both sides write and await at once, round by round.
 pub(super) fn ping_pong(
-    (a, at_a): (&Side, &Mapping),
-    (b, at_b): (&Side, &Mapping),
+    a: &Side,
+    at_a: &Mapping,
+    b: &Side,
+    at_b: &Mapping,
 ) -> Result<Result<Duration, Lost>, CudaError> {
     a.clear(at_a)?;
     b.clear(at_b)?;

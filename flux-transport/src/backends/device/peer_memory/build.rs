@@ -68,7 +68,8 @@ fn make(
         lane,
         request.size,
         request.epoch,
-        (members.handles, &members.ordinals),
+        members.handles,
+        &members.ordinals,
     )?;
     let fd = match members.handles {
         Handles::None => None,

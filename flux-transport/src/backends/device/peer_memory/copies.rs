@@ -31,7 +31,8 @@ impl Copy {
 pub(super) fn copies<'a>(
     push: &RowTransfers<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
-    (epoch, half_stride): (Epoch, u64),
+    epoch: Epoch,
+    half_stride: u64,
     data: &[u64],
     pads: &[u64],
 ) -> impl Iterator<Item = Copy> {
@@ -84,7 +85,8 @@ mod tests {
         let copies: Vec<Copy> = copies(
             &push(&list),
             list.iter(),
-            (Epoch::FIRST, half),
+            Epoch::FIRST,
+            half,
             &[0, 0, 1 << 30, 0],
             &[0, 0, 1 << 20, 0],
         )
@@ -114,7 +116,7 @@ mod tests {
             let list = [Transfer { dest, place, row, rows, col, cols, raise, step: 1 }];
             let push = push(&list);
             if push.check(4, SIZE).is_ok() {
-                for copy in copies(&push, list.iter(), (Epoch::new(2), SIZE.half_stride()), &[0; 4], &[0; 4]) {
+                for copy in copies(&push, list.iter(), Epoch::new(2), SIZE.half_stride(), &[0; 4], &[0; 4]) {
                     let end = copy.to + copy.rows.saturating_sub(1) * copy.to_pitch + copy.width;
                     prop_assert!(copy.rows == 0 || end <= SIZE.half_bytes);
                     prop_assert!(copy.signal < pad_bytes(SIZE.signals));

@@ -85,7 +85,7 @@ impl PeerDevices {
         let rank = world.rank().get();
         let mig = Mig::among(&identities, nodes, rank, &info);
         let met = choice::distinct(rank, &ranks)
-            .and_then(|()| Self::check(rank, info, identities, (reach, nodes)));
+            .and_then(|()| Self::check(rank, info, identities, reach, nodes));
         // The host's memory is reached from instances too.
         handshake
             .succeed(met)
@@ -96,7 +96,8 @@ impl PeerDevices {
         rank: u32,
         info: DeviceInfo,
         identities: Vec<DeviceIdentity>,
-        (reach, nodes): (Reachability, Nodes),
+        reach: Reachability,
+        nodes: Nodes,
     ) -> Result<Self, PeerMemoryError> {
         let own = identities[rank as usize];
         let node_peers: Vec<(u32, DeviceIdentity)> = nodes
@@ -104,7 +105,7 @@ impl PeerDevices {
             .map(|node_peer| (node_peer.get(), identities[node_peer.index()]))
             .collect();
         if reach != Reachability::Host {
-            reach_peers(rank, (&info, own), &node_peers)?;
+            reach_peers(rank, &info, own, &node_peers)?;
         }
         let here: Vec<u32> = node_peers
             .iter()
@@ -168,7 +169,8 @@ fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
 /// Checks that this rank's device can share memory, and reaches its visible peers.
 fn reach_peers(
     rank: u32,
-    (info, own): (&DeviceInfo, DeviceIdentity),
+    info: &DeviceInfo,
+    own: DeviceIdentity,
     node_peers: &[(u32, DeviceIdentity)],
 ) -> Result<(), PeerMemoryError> {
     let unsupported =

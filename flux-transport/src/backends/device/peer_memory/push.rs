@@ -10,7 +10,7 @@ use crate::backends::jobs::RowTransfers;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
+use flux_cuda::{CudaDevice, CudaError, RowCopy, Rows, copy_async, copy_rows_async, host_size};
 
 /// Where things are, for a push.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(crate) unsafe fn by_copy_engine<'a>(
     epoch: Epoch,
 ) -> Result<(), CudaError> {
     let _current = device.enter()?;
-    for copy in copies(push, transfers, (epoch, at.size.half_stride()), at.data, at.pads) {
+    for copy in copies(push, transfers, epoch, at.size.half_stride(), at.data, at.pads) {
         let (rows, width) = (host_size(copy.rows), host_size(copy.width));
         if copy.rows == 0 || copy.width == 0 {
             // Nothing to carry; the signal still says so.
@@ -47,10 +47,14 @@ pub(crate) unsafe fn by_copy_engine<'a>(
             // SAFETY: the push was checked against the workspace; the caller promised the source.
             unsafe { copy_async(device, copy.to, copy.from, rows * width, lane.raw()) }?;
         } else {
-            let (to, from) =
-                ((copy.to, host_size(copy.to_pitch)), (copy.from, host_size(copy.from_pitch)));
+            let rows = RowCopy {
+                to: Rows { address: copy.to, pitch: copy.to_pitch },
+                from: Rows { address: copy.from, pitch: copy.from_pitch },
+                rows: copy.rows,
+                width: copy.width,
+            };
             // SAFETY: the push was checked against the workspace; the caller promised the source.
-            unsafe { copy_rows_async(device, to, from, (rows, width), lane.raw()) }?;
+            unsafe { copy_rows_async(device, &rows, lane.raw()) }?;
         }
         // A copy, which is faster here than a stream's write of a value. SAFETY: both words are in
         // the workspace.

@@ -41,7 +41,8 @@ impl Candidate {
         lane: &Lane,
         size: WorkspaceSize,
         epoch: Epoch,
-        (handles, ordinals): (Handles, &[u32]),
+        handles: Handles,
+        ordinals: &[u32],
     ) -> Result<Self, CudaError> {
         let too_large = || CudaError::Call {
             call: "cuMemCreate",
