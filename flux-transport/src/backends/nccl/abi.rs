@@ -93,11 +93,13 @@ const FIRST_CONFIG: usize = 48;
 
 impl Config {
     /// For a library of `version`: a communicator whose calls return at once unless they are
-    /// `blocking`, with a number of channels of this range. Over a network a message has
+    /// `blocking`, with a number of channels of this range, each on a multiprocessor of its own
+    /// `beside` a kernel, else in clusters as NCCL likes. Over a network a message has
     /// `of_a_net_peer` of them; before 2.28 as many as NCCL likes. A communicator that is split
     /// from it shares its resources, among them the flag that aborts it.
     pub(super) fn new(
         blocking: bool,
+        beside: bool,
         channels: RangeInclusive<u32>,
         of_a_net_peer: u32,
         version: u32,
@@ -111,7 +113,7 @@ impl Config {
             version: if says_all { SAYS_NET_CHANNELS } else { OLDEST },
             blocking: blocking.into(),
             // Clusters need multiprocessors side by side; those that are left free lie anywhere.
-            cga_cluster_size: 0,
+            cga_cluster_size: if beside { 0 } else { undefined },
             // NCCL would make fewer over a network, and so fewer for a message.
             min_ctas: channels.start().cast_signed(),
             max_ctas: channels.end().cast_signed(),

@@ -6,17 +6,16 @@
 //! their calls over the control plane.
 //!
 //! No kernel of the call waits for a peer, so the watchdog ends a collective that takes longer than
-//! the deadline. Ahead of a gather the stream notes that it has come there, and the kernel behind it
-//! stamps its end. Sums begin with the stamp of the kernel, and the stream notes their end.
+//! the deadline, by its [mark](super::marks).
 
 use super::messages::Use;
-use super::progress::Step;
 use super::rounds::Memory;
 use super::watch::CallWatch;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{CollectiveKind, LibraryCollective};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, RowCopy, Rows, copy_rows_async, words_async};
+use flux_cuda::{CudaDevice, Event, RowCopy, Rows, copy_rows_async};
+use std::sync::Arc;
 
 /// Where the rows of a collective lie on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +41,8 @@ impl Places {
     }
 }
 
-/// Enqueues the collective of call `epoch` on the caller's stream.
+/// Enqueues the collective of call `epoch` on the caller's stream. Returns the event that is to end
+/// the call, where that marks the collective's end.
 ///
 /// # Safety
 /// The job was checked against the workspace `at`. The stream is ordered after the call before.
@@ -54,7 +54,7 @@ pub(super) unsafe fn enqueue(
     at: Memory<'_>,
     job: &LibraryCollective,
     epoch: Epoch,
-) -> Result<(), TransportError> {
+) -> Result<Option<Arc<Event>>, TransportError> {
     let Places { all, own, packed } = Places::new(job, at.rank.get(), at.half(epoch));
     let packing = RowCopy {
         to: Rows { address: own, pitch: job.row_bytes },
@@ -64,10 +64,6 @@ pub(super) unsafe fn enqueue(
     };
     let unpacking = RowCopy { to: packing.from, from: packing.to, ..packing };
     let _current = device.enter()?;
-    let note = |step| {
-        // SAFETY: a word of pinned memory that outlives the stream's work.
-        unsafe { words_async(device, [watch.note(epoch, step)], caller) }
-    };
     // SAFETY: the caller's rows, and their place in the workspace.
     let pack = || unsafe { copy_rows_async(device, &packing, caller) };
     // SAFETY: the same ranges in the other direction.
@@ -86,12 +82,16 @@ pub(super) unsafe fn enqueue(
         if packed {
             pack()?;
         }
-        note(Step::Collective)?;
-        return Ok(collective()?);
+        watch.gather_begins(epoch, caller)?;
+        collective()?;
+        return Ok(None);
     }
+    let end = watch.sum_begins(epoch)?;
     collective()?;
-    note(Step::Ended)?;
-    Ok(if packed { unpack() } else { Ok(()) }?)
+    if packed {
+        unpack()?;
+    }
+    Ok(Some(end))
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ pub(super) fn join(
     // A communicator that is split from the family has no more channels than that.
     let all =
         if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
-    let (mut raw, mut first) = (0, Config::new(false, all, sharing.lanes, version));
+    let (mut raw, mut first) = (0, Config::new(false, true, all, sharing.lanes, version));
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
     // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is
@@ -91,17 +91,18 @@ pub(super) fn join(
     };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Handle { library, device: device.clone(), raw });
-    let split = |channels| match family.split(
+    let split = |beside, channels| match family.split(
         place,
-        Config::new(true, channels, sharing.lanes, version),
+        Config::new(true, beside, channels, sharing.lanes, version),
         until,
     ) {
         Ok(Some(communicator)) => Ok(communicator),
         Ok(None) => Err(members.incomplete(began.elapsed())),
         Err(error) => Err(error),
     };
-    let made = match split(overlapped) {
-        Ok(overlapped) => match members.have_collectives().then(|| split(own_choice)).transpose() {
+    let sequential = || members.have_collectives().then(|| split(false, own_choice)).transpose();
+    let made = match split(true, overlapped) {
+        Ok(overlapped) => match sequential() {
             Ok(sequential) => Ok(Messages { overlapped, sequential }),
             Err(error) => Err((error, Some(Messages { overlapped, sequential: None }))),
         },

@@ -34,6 +34,7 @@ mod generation;
 mod join;
 mod library;
 mod link;
+mod marks;
 mod members;
 mod messages;
 mod outbox;

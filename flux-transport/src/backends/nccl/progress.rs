@@ -1,10 +1,9 @@
-//! Where a rank's calls stand: in a word of pinned memory that streams write, and in the stamp that
-//! the kernel of a sequential call leaves in the fault block.
+//! Where a rank's calls stand: in a word of pinned memory that side streams write, and in the stamp
+//! that the kernel of a sequential call leaves in the fault block.
 //!
 //! Invariant: the host only loads, so it finds and describes a stuck stream without the driver,
 //! which might wait for it. Beside a kernel each step of a call takes at most the kernel's own
-//! deadline and what the kernel computes before: [`ALLOWED`] deadlines. A collective that no kernel
-//! waits for takes one, from when the device has come to it.
+//! deadline and what the kernel computes before: [`ALLOWED`] deadlines.
 
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, PinnedBlock, WordOp};
@@ -22,12 +21,12 @@ const ALLOWED: u32 = 2;
 pub(super) enum Step {
     /// The caller's stream has come to the call.
     Begun,
-    /// The caller's stream has come to the collective of a sequential call.
-    Collective,
     /// The kernel has stored and announced what this round sends, and those that it goes with.
     Flag(usize),
     /// The round's messages have gone and come, and what came is announced.
     Messages(usize),
+    /// The kernel of a sequential call has ended, behind what is gathered or ahead of a sum.
+    Closed,
     /// There is nothing left to do.
     Ended,
 }
@@ -38,17 +37,17 @@ pub(crate) struct Progress(u32);
 
 impl Progress {
     const ENDED: u32 = 0xffff;
-    const COLLECTIVE: u32 = Self::ENDED - 1;
+    const CLOSED: u32 = Self::ENDED - 1;
 
     pub(super) fn new(epoch: Epoch, step: Step) -> Self {
         let of_round = |position: usize, round: usize| {
-            u32::try_from(position + 2 * round).unwrap_or(u32::MAX).min(Self::COLLECTIVE - 1)
+            u32::try_from(position + 2 * round).unwrap_or(u32::MAX).min(Self::CLOSED - 1)
         };
         let step = match step {
             Step::Begun => 0,
             Step::Flag(round) => of_round(1, round),
             Step::Messages(round) => of_round(2, round),
-            Step::Collective => Self::COLLECTIVE,
+            Step::Closed => Self::CLOSED,
             Step::Ended => Self::ENDED,
         };
         Self(epoch.get() << 16 | step)
@@ -58,36 +57,14 @@ impl Progress {
         self.0 & 0xffff
     }
 
-    /// Whether the calls that were begun are done.
+    /// Whether nothing is left to do of its call but, perhaps, a collective.
     pub(super) const fn has_ended(self) -> bool {
-        self.step() == Self::ENDED
-    }
-
-    /// Whether the call is in its collective, which no kernel waits for.
-    pub(super) const fn is_collective(self) -> bool {
-        self.step() == Self::COLLECTIVE
+        self.step() >= Self::CLOSED
     }
 
     /// The call's number, where no later one than `last` was made.
     pub(super) const fn epoch(self, last: Epoch) -> Epoch {
         last.before(last.get().wrapping_sub(self.0 >> 16) & 0xffff)
-    }
-
-    /// With what kernels have stamped: that of a sequential call has closed call `closed`, behind
-    /// the collective that it needs, or ahead of that which takes its sums. No later call than
-    /// `last` was made. A stamp that is older than the streams' word says nothing.
-    fn with_closed(self, closed: Epoch, last: Epoch) -> Self {
-        let epoch = self.epoch(last);
-        let ahead = closed.get().wrapping_sub(epoch.get());
-        if !(self.has_ended() || self.is_collective())
-            || ahead > last.get().wrapping_sub(epoch.get())
-        {
-            self
-        } else if ahead == 0 {
-            Self::new(epoch, Step::Ended)
-        } else {
-            Self::new(closed, Step::Collective)
-        }
     }
 }
 
@@ -98,9 +75,7 @@ impl fmt::Display for Progress {
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
             0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
-            Self::COLLECTIVE => {
-                write!(f, "the stream has come to the collective of call {call} and is not past it")
-            }
+            Self::CLOSED => write!(f, "the kernel of call {call} has ended"),
             _ if step % 2 == 1 => {
                 write!(
                     f,
@@ -115,7 +90,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// The word of the streams.
+/// The word of the side streams.
 #[derive(Debug)]
 pub(super) struct ProgressWord(PinnedBlock);
 
@@ -133,16 +108,9 @@ impl ProgressWord {
         WordOp::Write { address: self.0.address(), value: Progress::new(epoch, step).0 }
     }
 
-    /// Where the calls stand; `closed` and `last` are read behind the word, as they are at least
-    /// as far.
-    pub(super) fn read(
-        &self,
-        closed: impl FnOnce() -> Epoch,
-        last: impl FnOnce() -> Epoch,
-    ) -> Progress {
-        let word = Progress(self.atomic().load(Ordering::Acquire));
-        let closed = closed();
-        word.with_closed(closed, last())
+    /// Where the side streams stand.
+    pub(super) fn read(&self) -> Progress {
+        Progress(self.atomic().load(Ordering::Acquire))
     }
 
     fn atomic(&self) -> &AtomicU32 {
@@ -171,8 +139,7 @@ impl Stall {
             (self.at, self.since) = (at, now);
             return false;
         }
-        let allowed = if at.is_collective() { 1 } else { ALLOWED };
-        now.duration_since(self.since) > self.deadline.saturating_mul(allowed)
+        now.duration_since(self.since) > self.deadline.saturating_mul(ALLOWED)
     }
 }
 
@@ -194,12 +161,6 @@ mod tests {
         assert!(!stall.is_too_long(at(Step::Messages(0)), start + 104 * SECOND), "it took a step");
         assert!(!stall.is_too_long(at(Step::Messages(0)), start + 106 * SECOND));
         assert!(stall.is_too_long(at(Step::Messages(0)), start + 107 * SECOND));
-        assert!(!stall.is_too_long(at(Step::Collective), start + 108 * SECOND));
-        assert!(!stall.is_too_long(at(Step::Collective), start + 109 * SECOND));
-        assert!(
-            stall.is_too_long(at(Step::Collective), start + 110 * SECOND),
-            "no kernel waits beside it, and names who is late in time"
-        );
     }
 
     #[test]
@@ -217,37 +178,8 @@ mod tests {
             text(Step::Messages(2)),
             "the side stream is past round 2 of call 49, not past the next"
         );
-        assert_eq!(
-            text(Step::Collective),
-            "the stream has come to the collective of call 49 and is not past it"
-        );
+        assert_eq!(text(Step::Closed), "the kernel of call 49 has ended");
         assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
-    }
-
-    /// Call by call what the stream has written and kernels have stamped.
-    #[test]
-    fn a_kernels_stamp_says_where_the_collective_of_its_call_is() {
-        for first in [7, u32::MAX - 1] {
-            let call = |n: u32| Epoch::new(first.wrapping_add(n));
-            let at = |word: (u32, Step), closed: u32, last: u32| {
-                Progress::new(call(word.0), word.1).with_closed(call(closed), call(last))
-            };
-            let is = |n: u32, step| Progress::new(call(n), step);
-            // Gathers: the stream notes the collective, the kernel behind it that it is past.
-            assert_eq!(at((1, Step::Collective), 0, 3), is(1, Step::Collective));
-            assert_eq!(at((1, Step::Collective), 1, 3), is(1, Step::Ended));
-            // Sums: the kernel stamps that the collective begins, the stream that it is past.
-            assert_eq!(at((1, Step::Ended), 1, 3), is(1, Step::Ended));
-            assert_eq!(at((1, Step::Ended), 2, 3), is(2, Step::Collective));
-            assert_eq!(at((2, Step::Ended), 2, 3), is(2, Step::Ended));
-            // Sums behind a gather.
-            assert_eq!(at((2, Step::Collective), 3, 3), is(3, Step::Collective));
-            // Messages beside a kernel stamp nothing, however many calls there are of them.
-            assert_eq!(at((9, Step::Messages(1)), 2, 9), is(9, Step::Messages(1)));
-            for calls in [3, 40_000, 70_000, 1 << 31] {
-                assert_eq!(at((calls, Step::Ended), 2, calls), is(calls, Step::Ended));
-            }
-        }
     }
 
     proptest! {
@@ -263,14 +195,15 @@ mod tests {
                 Step::Flag(round),
                 Step::Messages(round),
                 Step::Flag(round + 1),
-                Step::Collective,
+                Step::Closed,
                 Step::Ended,
             ];
             let positions = steps.map(|step| Progress::new(epoch, step));
             prop_assert!(positions.windows(2).all(|pair| pair[0].0 < pair[1].0));
             for (position, step) in positions.into_iter().zip(steps) {
                 prop_assert_eq!(position.epoch(last), epoch);
-                prop_assert_eq!(position.has_ended(), step == Step::Ended);
+                let ends = matches!(step, Step::Closed | Step::Ended);
+                prop_assert_eq!(position.has_ended(), ends);
             }
         }
     }

@@ -77,6 +77,7 @@ pub(crate) unsafe fn enqueue_rounds(
         unsafe { words_async(device, [watch.note(epoch, step)], stream) }
     };
     let stored = matches!(source, Source::Stored { .. });
+    watch.begin_rounds(epoch);
     note(Step::Begun)?;
     if !stored {
         let width = WORD as u64;

@@ -135,7 +135,7 @@ impl NcclTransport {
     /// As [`collective::enqueue`], of this rank's workspace.
     unsafe fn collect(
         &self,
-        state: &State,
+        state: &mut State,
         caller: usize,
         job: &LibraryCollective,
     ) -> Result<(), TransportError> {
@@ -143,7 +143,10 @@ impl NcclTransport {
         // SAFETY: this function's promise.
         let enqueued =
             unsafe { collective::enqueue(&self.device, caller, &self.watch, at, job, epoch) };
-        enqueued.inspect_err(|error| self.watch.refused(error))
+        if let Some(end) = enqueued.inspect_err(|error| self.watch.refused(error))? {
+            state.calls.end_by(end);
+        }
+        Ok(())
     }
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
@@ -281,7 +284,9 @@ impl Transport for NcclTransport {
 
     fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lane, calls, .. } = &mut *locked(&self.state);
-        calls.finish(stream, |caller| lane.join(caller))
+        calls.finish(stream, |caller| lane.join(caller))?;
+        self.watch.call_is_marked();
+        Ok(())
     }
 
     fn ask_peers(&self) {

@@ -5,6 +5,7 @@
 
 use super::flags::Flags;
 use super::link::Link;
+use super::marks::{Bound, CollectiveStall, Mark, Marks, Stamps, Verdict};
 use super::outbox::Outbox;
 use super::peers::PeerCalls;
 use super::progress::{Progress, ProgressWord, Stall, Step};
@@ -18,7 +19,7 @@ use crate::sync::locked;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, WordOp, done_by};
+use flux_cuda::{CudaDevice, CudaError, Event, WordOp, done_by};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -39,8 +40,11 @@ pub(crate) struct CallWatch {
     pub(super) device: CudaDevice,
     pub(super) stop: AtomicBool,
     word: ProgressWord,
+    marks: Marks,
     /// The number of the last call that was made.
     made: AtomicU32,
+    /// The number of the last call whose messages were enqueued.
+    rounds: AtomicU32,
     failed: OnceLock<FaultRecord>,
     /// The flags in use.
     flags: Mutex<Option<Arc<Flags>>>,
@@ -65,6 +69,11 @@ fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord
         seen,
         ..FaultRecord::default()
     }
+}
+
+/// Whether a sum has begun, by the stamp of its kernel.
+fn is_in(sum: &Mark, stamps: Stamps) -> bool {
+    sum.bound == Bound::End && sum.epoch == stamps.closed
 }
 
 /// What came first while a fault was waited for.
@@ -107,7 +116,9 @@ impl CallWatch {
             device: device.clone(),
             stop: AtomicBool::new(false),
             word: ProgressWord::new(device, epoch)?,
+            marks: Marks::default(),
             made: AtomicU32::new(before.get()),
+            rounds: AtomicU32::new(before.get()),
             failed: OnceLock::new(),
             flags: Mutex::new(None),
         })
@@ -123,6 +134,28 @@ impl CallWatch {
     pub(super) fn begin(&self, epoch: Epoch, op: u32) {
         self.peers.say(epoch, op);
         self.made.store(epoch.get(), Ordering::Release);
+    }
+
+    /// Notes that messages of call `epoch` are enqueued, before any is.
+    pub(super) fn begin_rounds(&self, epoch: Epoch) {
+        self.rounds.store(epoch.get(), Ordering::Release);
+    }
+
+    /// Marks the start of what call `epoch` gathers, which is enqueued on `stream` next.
+    pub(super) fn gather_begins(&self, epoch: Epoch, stream: usize) -> Result<(), CudaError> {
+        self.marks.open(&self.device, epoch, Bound::Start)?.record(stream)?;
+        self.marks.recorded();
+        Ok(())
+    }
+
+    /// The event by which call `epoch` is to mark the end of its sum, which is enqueued next.
+    pub(super) fn sum_begins(&self, epoch: Epoch) -> Result<Arc<Event>, CudaError> {
+        self.marks.open(&self.device, epoch, Bound::End)
+    }
+
+    /// Notes that the event that ends the call in progress was recorded.
+    pub(super) fn call_is_marked(&self) {
+        self.marks.recorded();
     }
 
     /// What has a stream note that call `epoch` is past `step`.
@@ -156,14 +189,31 @@ impl CallWatch {
 
     /// Returns when the peers have answered whether the calls that have ended here are whole.
     pub(crate) fn ask_peers(&self) {
-        let (progress, made) = (self.progress(), self.made());
-        let epoch = progress.epoch(made);
-        self.peers.ask(if progress.has_ended() { epoch } else { epoch.before(1) });
+        let (word, stamps) = self.stamps();
+        let rounds = if word.has_ended() { stamps.rounds } else { stamps.rounds.before(1) };
+        // Of a thread that makes calls, so that the driver may be asked.
+        let closed = match self.marks.oldest(stamps) {
+            Some(sum) if is_in(&sum, stamps) && !matches!(sum.is_passed(), Ok(true)) => {
+                stamps.closed.before(1)
+            }
+            _ => stamps.closed,
+        };
+        self.peers.ask(if stamps.is_later(closed, rounds) { closed } else { rounds });
+    }
+
+    /// Where side streams stand, and what is known of all calls. Those that were made are read
+    /// last, as they are at least as far.
+    fn stamps(&self) -> (Progress, Stamps) {
+        let (word, closed) = (self.word.read(), self.fault.closed());
+        let rounds = word.epoch(Epoch::new(self.rounds.load(Ordering::Acquire)));
+        (word, Stamps { closed, rounds, made: self.made() })
     }
 
     /// Where the calls stand.
     pub(crate) fn progress(&self) -> Progress {
-        self.word.read(|| self.fault.closed(), || self.made())
+        let (word, stamps) = self.stamps();
+        let Stamps { closed, rounds, .. } = stamps;
+        if stamps.is_later(closed, rounds) { Progress::new(closed, Step::Closed) } else { word }
     }
 
     /// Whether calls can no longer succeed.
@@ -213,17 +263,32 @@ impl CallWatch {
     }
 
     /// Whether a call does not go on: a fault where no kernel waits for it.
-    pub(super) fn is_stalled(&self, stall: &mut Stall) -> bool {
-        let progress = self.progress();
-        if !stall.is_too_long(progress, Instant::now()) {
-            return false;
+    pub(super) fn is_stalled(&self, stall: &mut Stall, collective: &mut CollectiveStall) -> bool {
+        let ((word, stamps), now) = (self.stamps(), Instant::now());
+        if stall.is_too_long(word, now) {
+            tracing::error!(rank = self.rank.get(), "a call does not go on: {word}");
+            self.fail(stuck(self.rank, stamps.rounds, None), reason::NCCL);
+            return true;
         }
-        tracing::error!(rank = self.rank.get(), "a call does not go on: {progress}");
-        let epoch = progress.epoch(self.made());
-        // Peers tell of a call when they make it, long before its deadline.
-        let silent = progress.is_collective().then(|| self.peers.silent_in(epoch)).flatten();
-        self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
-        true
+        // A sum whose kernel has not ended has not begun.
+        let next = self.marks.oldest(stamps);
+        let next = next.filter(|mark| mark.bound == Bound::Start || is_in(mark, stamps));
+        let epoch = next.as_ref().map_or(stamps.made, |mark| mark.epoch);
+        match collective.look(next, now) {
+            Verdict::Wait | Verdict::Ask => false,
+            Verdict::Over => {
+                self.marks.close(epoch);
+                false
+            }
+            Verdict::Stalled => {
+                let (rank, call) = (self.rank.get(), epoch.get());
+                tracing::error!(rank, call, "the collective of a call does not end");
+                // Peers tell of a call when they make it, long before its deadline.
+                let silent = self.peers.silent_in(epoch);
+                self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
+                true
+            }
+        }
     }
 
     fn fail(&self, record: FaultRecord, reason: u32) {

@@ -4,8 +4,8 @@
 //! such wait has a deadline of its own. The watchdog looks for a fault record, an abort word, an
 //! error of NCCL, other calls of a peer, and a call that stands still for too long. Then it gives
 //! the communicator up and releases flags again and again until it is stopped. It asks the driver
-//! for nothing, where another thread may wait for the device. Nobody's calls depend on an endless
-//! wait of these threads.
+//! for nothing, where another thread may wait for the device: what only the driver knows, [another
+//! thread](super::marks) asks. Nobody's calls depend on an endless wait of these threads.
 //!
 //! First the kernel gets a [moment](RECORD) to leave its fault record, for which the abort word is
 //! set. An aborted communicator may leave a torn chunk whose word has come, and streams pass both
@@ -13,6 +13,7 @@
 //! them closes the call with such a chunk. Without a kernel the moment is for the message that
 //! tells the peers (`Communicator::abort`).
 
+use super::marks::CollectiveStall;
 use super::messages::GivenUp;
 use super::progress::Stall;
 use super::watch::CallWatch;
@@ -98,11 +99,12 @@ impl CallWatch {
     /// Until a call has failed; false where it is told to stop before.
     fn until_fault(&self, mut told: Vec<OpHash>) -> bool {
         let mut stall = Stall::new(self.progress(), self.deadline, Instant::now());
+        let mut collective = CollectiveStall::new(self.deadline);
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if self.look(look % ASK == 0) || self.is_stalled(&mut stall) {
+            if self.look(look % ASK == 0) || self.is_stalled(&mut stall, &mut collective) {
                 return true;
             }
             self.peers.tell(&mut told);

@@ -15,7 +15,8 @@ use crate::backends::error::TransportError;
 use crate::backends::kind::TransportKind;
 use crate::device::{Device, Stream};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError};
+use flux_cuda::{CudaDevice, CudaError, Event};
+use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Calls {
@@ -35,10 +36,12 @@ pub(crate) enum Captures {
     Taken(bool),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct InCall {
     turn: StreamTurn,
     transfers: Transfers,
+    /// What marks its end, where others look at that, too.
+    end: Option<Arc<Event>>,
 }
 
 /// What has become of a call's job.
@@ -56,7 +59,7 @@ pub(crate) enum Transfers {
 
 impl InCall {
     /// Whether side streams may have work of it that the caller's stream is not ordered after.
-    fn is_to_be_joined(self) -> bool {
+    fn is_to_be_joined(&self) -> bool {
         matches!(self.transfers, Transfers::OnSideStreams | Transfers::AwaitsLaunch)
     }
 }
@@ -100,7 +103,7 @@ impl Calls {
 
     /// Whether the call in progress becomes part of a graph.
     pub(crate) fn capturing(&self) -> bool {
-        self.call.is_some_and(|call| call.turn.is_captured())
+        self.call.as_ref().is_some_and(|call| call.turn.is_captured())
     }
 
     /// Whether all calls that were finished and not captured are done on the device.
@@ -122,7 +125,7 @@ impl Calls {
         }
         let turn = self.order.begin(caller)?;
         self.captures.note(turn)?;
-        self.call = Some(InCall { turn, transfers: Transfers::NotStarted });
+        self.call = Some(InCall { turn, transfers: Transfers::NotStarted, end: None });
         Ok(())
     }
 
@@ -144,9 +147,17 @@ impl Calls {
         }
     }
 
+    /// Has the end of the call in progress be marked by `event`.
+    pub(crate) fn end_by(&mut self, event: Arc<Event>) {
+        if let Some(call) = &mut self.call {
+            call.end = Some(event);
+        }
+    }
+
     /// Whether a part of the call's job is to be enqueued now that its executor was launched: once.
     pub(crate) fn awaited_launch(&mut self) -> bool {
-        let awaits = self.call.is_some_and(|call| call.transfers == Transfers::AwaitsLaunch);
+        let awaits =
+            self.call.as_ref().is_some_and(|call| call.transfers == Transfers::AwaitsLaunch);
         if awaits {
             self.note(Transfers::OnSideStreams);
         }
@@ -186,7 +197,7 @@ impl Calls {
         if call.is_to_be_joined() {
             join(caller)?;
         }
-        Ok(self.order.finish(call.turn, caller)?)
+        Ok(self.order.finish(call.turn, caller, call.end)?)
     }
 
     /// The caller's stream.

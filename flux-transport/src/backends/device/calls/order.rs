@@ -4,6 +4,7 @@
 //! likewise. A replayed graph is ordered by its launcher.
 
 use flux_cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
+use std::sync::Arc;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {
@@ -38,7 +39,9 @@ impl StreamTurn {
 #[derive(Debug)]
 struct Last {
     turn: Option<StreamTurn>,
-    done: Event,
+    done: Arc<Event>,
+    /// The event that follows calls that have none of their own.
+    own: Arc<Event>,
 }
 
 #[derive(Debug)]
@@ -51,7 +54,10 @@ const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {
     pub(super) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        let last = || Ok::<_, CudaError>(Last { turn: None, done: Event::new(device)? });
+        let last = || {
+            let own = Arc::new(Event::new(device)?);
+            Ok::<_, CudaError>(Last { turn: None, done: Arc::clone(&own), own })
+        };
         Ok(Self { eager: last()?, captured: last()? })
     }
 
@@ -84,12 +90,19 @@ impl Order {
         self.eager.done.is_done()
     }
 
-    /// Marks the end of the call that began with `turn`. In a capture the mark is no node.
-    pub(super) fn finish(&mut self, turn: StreamTurn, stream: usize) -> Result<(), CudaError> {
+    /// Marks the end of the call that began with `turn`, by `end` if it has one. In a capture the
+    /// mark is no node.
+    pub(super) fn finish(
+        &mut self,
+        turn: StreamTurn,
+        stream: usize,
+        end: Option<Arc<Event>>,
+    ) -> Result<(), CudaError> {
         let last = match turn {
             StreamTurn::Eager { .. } => &mut self.eager,
             StreamTurn::Captured { .. } => &mut self.captured,
         };
+        last.done = end.unwrap_or_else(|| Arc::clone(&last.own));
         last.done.record(stream)?;
         last.turn = Some(turn);
         Ok(())
