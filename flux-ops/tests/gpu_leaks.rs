@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 const RANKS: u32 = 2;
 /// Cycles before anything is counted: they make what the driver, NCCL and the allocator keep.
 const FIRST: u32 = 10;
-/// How long processes of a launch take for one machine's cycles, however many they make of those
-/// wanted: over NCCL's sockets such ranks take a second and more to connect.
+/// How long one machine's cycles take, however many are made of those wanted: over NCCL ranks take
+/// a second and more to connect and to leave.
 const SHARE: Duration = Duration::from_secs(15);
 /// The least they make: a leak of the driver's least block in each is twice [`SLACK`].
 const LEAST: u32 = 16;
@@ -78,20 +78,20 @@ fn several() -> Result<u32, String> {
     })
 }
 
-/// Makes so many cycles, after which there is no more than before, or as many as a launch has time
-/// for. Returns how many, and how long they took.
+/// Makes so many cycles, after which there is no more than before, or as many as there is time for.
+/// Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
     let of_op = |&op| {
         Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61)
     };
     let cases: Vec<_> = machine.ops().iter().map(of_op).collect();
     let expected: Vec<_> = cases.iter().map(|case| case.expected_on(machine)).collect();
-    let until = launched().map(|_| Instant::now() + SHARE);
+    let until = Instant::now() + SHARE;
     // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,
     // which all hear.
     let cycle = |number: u32| {
         let at = number as usize % cases.len();
-        let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
+        let is_late = [u8::from(Instant::now() >= until)];
         let seen = machine.run(ranks, suite::defaults, |node| {
             let op = build_case(&cases[at], OpOptions::default(), node);
             let y = call(&op, &cases[at], node).unwrap();

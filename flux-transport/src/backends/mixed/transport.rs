@@ -93,13 +93,12 @@ impl Mixed {
         options: &Options,
         members: Members,
     ) -> Result<Self, ConnectError> {
-        let began = Instant::now();
-        let until = began + options.deadline;
+        let until = Instant::now() + options.deadline;
         let (rank, steps, epoch) = (world.rank(), world.steps(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            deferred::release_when_ended(&device, began + options.deadline / 2);
+            deferred::release_when_ended(&device, options.deadline);
             let lanes = Lanes::new(&device)?;
             let calls =
                 Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;

@@ -6,8 +6,9 @@
 //! freeing waits for the device and may hold the driver, which a half-enqueued call needs.
 //!
 //! NCCL frees its own memory whenever it likes, with the same effect on a call that awaits a peer.
-//! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]). So
-//! does the end of the process: libraries that end with it take from those threads what they use.
+//! So a new communicator first gives NCCL some time to end the old one ([`release_when_ended`]):
+//! once, as what has not ended by then waits for a peer. So does the end of the process: libraries
+//! that end with it take from those threads what they use.
 
 use flux_cuda::{CudaDevice, done_by};
 use std::any::Any;
@@ -18,9 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest that the end of the process waits for communicators that are being ended. One whose
-/// peer is stopped takes longer.
-const EXIT: Duration = Duration::from_secs(5);
+/// The longest that is waited for communicators that are being ended. One whose peer is stopped
+/// takes longer.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A communicator that is being given up or destroyed; gone when this is dropped.
 #[derive(Debug)]
@@ -78,13 +79,16 @@ pub(crate) fn defer(device: &CudaDevice, things: impl Any + Send) {
     drop(past);
 }
 
-/// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then
-/// frees what was deferred there. By whoever has no call under way.
-pub(crate) fn release_when_ended(device: &CudaDevice, until: Instant) {
-    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!pending().is_ending(device.ordinal())));
-    if !ended {
+/// Waits until NCCL has given up what it is giving up on `device`, then frees what was deferred
+/// there. What it began to give up longer ago than half of the `deadline` is not waited for: that
+/// was done before. By whoever has no call under way.
+pub(crate) fn release_when_ended(device: &CudaDevice, deadline: Duration) {
+    let (allowed, ordinal) = (PATIENCE.min(deadline / 2), device.ordinal());
+    let ended = || Ok::<_, Infallible>(!pending().is_ending(ordinal, allowed, Instant::now()));
+    let Ok(_) = done_by(Instant::now() + allowed, ended);
+    if pending().is_ending(ordinal, Duration::MAX, Instant::now()) {
         tracing::info!(
-            device = device.ordinal(),
+            device = ordinal,
             "NCCL still ends a communicator: what it frees may hold up the calls of the next"
         );
     }
@@ -108,7 +112,7 @@ fn wait_at_exit() {
     static REGISTERED: OnceLock<u32> = OnceLock::new();
     extern "C" fn wait() {
         if REGISTERED.get() == Some(&std::process::id()) {
-            all_have_ended(Instant::now() + EXIT);
+            all_have_ended(Instant::now() + PATIENCE);
         }
     }
     REGISTERED.get_or_init(|| {
@@ -127,9 +131,8 @@ fn wait_at_exit() {
 /// Waits until no communicator is being ended on any device, at the longest `until`, and says
 /// whether.
 fn all_have_ended(until: Instant) -> bool {
-    let Ok(ended) = done_by(until, || {
-        Ok::<_, Infallible>(!pending().ending.iter().any(|(_, mark)| is_under_way(mark)))
-    });
+    let Ok(ended) =
+        done_by(until, || Ok::<_, Infallible>(!pending().ending.iter().any(Mark::is_under_way)));
     ended
 }
 
@@ -142,15 +145,29 @@ fn pending() -> MutexGuard<'static, Pending> {
 
 type Things = Box<dyn Any + Send>;
 
-/// The communicators that are being given up, by device, and what they may use.
+/// The communicators that are being given up, and what they may use.
 struct Pending {
-    ending: Vec<(u32, Weak<()>)>,
+    ending: Vec<Mark>,
     deferred: Vec<Deferred>,
+}
+
+/// A look at an [`Ending`].
+#[derive(Clone, Debug)]
+struct Mark {
+    ordinal: u32,
+    since: Instant,
+    under_way: Weak<()>,
+}
+
+impl Mark {
+    fn is_under_way(&self) -> bool {
+        self.under_way.strong_count() > 0
+    }
 }
 
 struct Deferred {
     ordinal: u32,
-    until: Vec<Weak<()>>,
+    until: Vec<Mark>,
     things: Things,
 }
 
@@ -163,27 +180,27 @@ impl fmt::Debug for Pending {
     }
 }
 
-fn is_under_way(mark: &Weak<()>) -> bool {
-    mark.strong_count() > 0
-}
-
 impl Pending {
     fn begin(&mut self, ordinal: u32) -> Ending {
-        let mark = Arc::new(());
-        self.ending.retain(|(_, mark)| is_under_way(mark));
-        self.ending.push((ordinal, Arc::downgrade(&mark)));
-        Ending { _mark: mark, ordinal, since: Instant::now() }
+        let (mark, since) = (Arc::new(()), Instant::now());
+        self.ending.retain(Mark::is_under_way);
+        self.ending.push(Mark { ordinal, since, under_way: Arc::downgrade(&mark) });
+        Ending { _mark: mark, ordinal, since }
     }
 
-    fn is_ending(&self, ordinal: u32) -> bool {
-        self.ending.iter().any(|(of, mark)| *of == ordinal && is_under_way(mark))
+    /// Whether a communicator of a device is being ended, for no longer than is `allowed`.
+    fn is_ending(&self, ordinal: u32, allowed: Duration, now: Instant) -> bool {
+        let is_young = |mark: &Mark| now.duration_since(mark.since) < allowed;
+        self.ending_on(ordinal).any(is_young)
+    }
+
+    fn ending_on(&self, ordinal: u32) -> impl Iterator<Item = &Mark> {
+        self.ending.iter().filter(move |mark| mark.ordinal == ordinal && mark.is_under_way())
     }
 
     /// Takes `things`, or gives them back where nothing is being given up on their device.
     fn defer(&mut self, ordinal: u32, things: Things) -> Option<Things> {
-        let of_device =
-            self.ending.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
-        let until: Vec<_> = of_device.map(|(_, mark)| Weak::clone(mark)).collect();
+        let until: Vec<_> = self.ending_on(ordinal).cloned().collect();
         if until.is_empty() {
             return Some(things);
         }
@@ -194,7 +211,7 @@ impl Pending {
     /// What may be freed of a device.
     fn release(&mut self, ordinal: u32) -> Vec<Things> {
         let past = |deferred: &mut Deferred| {
-            deferred.ordinal == ordinal && !deferred.until.iter().any(is_under_way)
+            deferred.ordinal == ordinal && !deferred.until.iter().any(Mark::is_under_way)
         };
         self.deferred.extract_if(.., past).map(|deferred| deferred.things).collect()
     }
@@ -207,6 +224,10 @@ mod tests {
 
     fn empty() -> Pending {
         Pending { ending: Vec::new(), deferred: Vec::new() }
+    }
+
+    fn is_ending(pending: &Pending, ordinal: u32) -> bool {
+        pending.is_ending(ordinal, Duration::MAX, Instant::now())
     }
 
     /// Things, and a look at whether they are still there.
@@ -223,7 +244,7 @@ mod tests {
         let (thing, look) = things();
         assert!(pending.defer(0, thing).is_none());
         let later = pending.begin(0);
-        assert!(pending.release(0).is_empty() && is_under_way(&look));
+        assert!(pending.release(0).is_empty() && look.strong_count() > 0);
         drop(first);
         let freed = pending.release(0);
         assert!(
@@ -231,10 +252,10 @@ mod tests {
             "what is given up later has no part in them"
         );
         drop(freed);
-        assert!(!is_under_way(&look));
-        assert!(pending.is_ending(0) && !pending.is_ending(1));
+        assert!(look.strong_count() == 0);
+        assert!(is_ending(&pending, 0) && !is_ending(&pending, 1));
         drop(later);
-        assert!(!pending.is_ending(0));
+        assert!(!is_ending(&pending, 0));
     }
 
     #[test]
@@ -248,10 +269,23 @@ mod tests {
         assert!(pending.defer(1, thing).is_none());
         drop(other);
         assert!(
-            pending.release(0).is_empty() && is_under_way(&look),
+            pending.release(0).is_empty() && look.strong_count() > 0,
             "those of device 1 are for who is idle there"
         );
         assert_eq!(pending.release(1).len(), 1);
+    }
+
+    #[test]
+    fn a_communicator_that_does_not_end_is_waited_for_once() {
+        let (mut pending, allowed) = (empty(), Duration::from_secs(1));
+        let ending = pending.begin(0);
+        let began = pending.ending[0].since;
+        assert!(pending.is_ending(0, allowed, began));
+        assert!(!pending.is_ending(0, allowed, began + allowed), "who comes later waits no more");
+        let next = pending.begin(0);
+        assert!(pending.is_ending(0, allowed, began + allowed / 2));
+        drop((ending, next));
+        assert!(!is_ending(&pending, 0));
     }
 
     #[test]
@@ -264,11 +298,11 @@ mod tests {
         assert!(pending.defer(0, thing).is_none());
         // A second communicator of the device, whose peers leave with it, comes and goes meanwhile.
         pending.begin(0).apart("test", || {}).unwrap().join().unwrap();
-        assert!(!thread.is_finished() && pending.is_ending(0));
-        assert!(pending.release(0).is_empty() && is_under_way(&look));
+        assert!(!thread.is_finished() && is_ending(&pending, 0));
+        assert!(pending.release(0).is_empty() && look.strong_count() > 0);
         drop(peer);
         thread.join().unwrap();
-        assert_eq!((pending.release(0).len(), pending.is_ending(0)), (1, false));
+        assert_eq!((pending.release(0).len(), is_ending(&pending, 0)), (1, false));
     }
 
     /// The only test that uses the process's own pending.
