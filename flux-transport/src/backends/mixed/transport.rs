@@ -13,10 +13,10 @@ use crate::backends::device::lane::Lane;
 use crate::backends::device::peer_memory::{Handshake, Request, build};
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
-use crate::backends::jobs::{Job, MessageRounds, Source, Started};
+use crate::backends::jobs::{Job, Source, Started};
 use crate::backends::kind::{Capabilities, TransportKind};
 use crate::backends::nccl::{
-    CallWatch, Generation, Memory, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds, join,
+    CallWatch, Generation, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds, join,
 };
 use crate::backends::options::{Options, Select};
 use crate::backends::transport::Transport;
@@ -134,25 +134,6 @@ impl Mixed {
         let state = ManuallyDrop::new(Mutex::new(State { lanes, calls, setup, generation }));
         let deadline = options.deadline;
         Ok(Self { watchdog, state, watch, members, rank, deadline, device, place })
-    }
-
-    /// Enqueues the rounds of call `epoch` on the rail's stream.
-    ///
-    /// # Safety
-    /// As [`enqueue_rounds`].
-    unsafe fn send(
-        &self,
-        rail: &Lane,
-        at: Memory<'_>,
-        messages: &MessageRounds<'_>,
-        epoch: Epoch,
-        arrived: impl FnMut(&Round) -> Result<(), TransportError>,
-    ) -> Result<(), TransportError> {
-        // SAFETY: this function's promise.
-        let sent = unsafe {
-            enqueue_rounds(&self.device, rail.raw(), &self.watch, at, messages, epoch, arrived)
-        };
-        sent.inspect_err(|error| self.watch.refused(error))
     }
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
@@ -297,11 +278,11 @@ impl Transport for Mixed {
                 Passing::begin(&self.device, node_peers, &generation.workspace, push, epoch)
             }?;
             let memory = generation.workspace.memory();
+            let arrived = |round: &Round| passing.arrived(round, rail, arrived);
+            let (device, stream) = (&self.device, rail.raw());
             // SAFETY: checked and forked above; the caller promises the rows.
             unsafe {
-                self.send(rail, memory, messages, epoch, |round| {
-                    passing.arrived(round, rail, arrived)
-                })
+                enqueue_rounds(device, stream, &self.watch, memory, messages, epoch, arrived)
             }?;
         }
         Ok(Started { view: generation.view_of(messages, epoch), pushes: false })
@@ -315,8 +296,9 @@ impl Transport for Mixed {
         }
         job.check(self.members.nodes.world().get(), generation.workspace.size())?;
         let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
+        let (device, stream) = (&self.device, lanes.rail.raw());
         // SAFETY: checked, and forked when it was started; the caller promises the rounds.
-        unsafe { self.send(&lanes.rail, memory, messages, epoch, |_| Ok(())) }
+        unsafe { enqueue_rounds(device, stream, &self.watch, memory, messages, epoch, |_| Ok(())) }
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {

@@ -71,7 +71,7 @@ pub(super) unsafe fn enqueue(
     let shard = if packed { own } else { job.shard };
     let ends = if job.is_ahead() { (shard, all) } else { (all, shard) };
     let collective = || {
-        watch.link.group(Use::Sequential, caller, |group| {
+        watch.group(Use::Sequential, caller, |group| {
             // SAFETY: the shard is the caller's, or its place in the workspace, which holds the
             // rows of all ranks as the job was checked. Both stay until the stream is past the
             // group.

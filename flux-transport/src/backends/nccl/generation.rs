@@ -30,9 +30,6 @@ pub(crate) struct Generation<W> {
     pub(crate) workspace: W,
     /// The workspace in a call without messages.
     plain: Arc<WorkspaceView>,
-    /// Those of calls with messages, by what is stored and the half: calls that are like earlier
-    /// ones make none. There are as many as there are ops of different sizes, twice.
-    views: Vec<((Storing, usize), Arc<WorkspaceView>)>,
     refreshed: Refreshed,
 }
 
@@ -42,12 +39,7 @@ impl<W: Outgoing> Generation<W> {
         watch.await_flags(workspace.outbox());
         let plain =
             workspace.view(Storing::default(), 0, watch.fault.address(), nanoseconds(deadline));
-        Self {
-            workspace,
-            plain: Arc::new(plain),
-            views: Vec::new(),
-            refreshed: Refreshed::new(epoch),
-        }
+        Self { workspace, plain: Arc::new(plain), refreshed: Refreshed::new(epoch) }
     }
 
     /// The workspace in a call without messages.
@@ -70,23 +62,12 @@ impl<W: Outgoing> Generation<W> {
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside these messages.
-    pub(crate) fn view_of(
-        &mut self,
-        messages: &MessageRounds<'_>,
-        epoch: Epoch,
-    ) -> Arc<WorkspaceView> {
+    pub(crate) fn view_of(&self, messages: &MessageRounds<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
         let storing = match messages.source {
             Source::Rows(_) => Storing::default(),
             Source::Stored { of_all } => Storing { place_bytes: messages.place_bytes, of_all },
         };
-        let key = (storing, epoch.half());
-        if let Some((_, view)) = self.views.iter().find(|(known, _)| *known == key) {
-            return Arc::clone(view);
-        }
-        let (half, plain) = (epoch.half() as u64, &self.plain);
-        let view = self.workspace.view(storing, half, plain.fault, plain.deadline_ns);
-        let view = Arc::new(view);
-        self.views.push((key, Arc::clone(&view)));
-        view
+        let WorkspaceView { fault, deadline_ns, .. } = *self.plain;
+        Arc::new(self.workspace.view(storing, epoch.half() as u64, fault, deadline_ns))
     }
 }

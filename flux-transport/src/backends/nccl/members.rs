@@ -5,6 +5,7 @@
 
 use super::abi::UniqueId;
 use super::library::{self, NcclError};
+use super::messages::Use;
 use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::backends::connect_error::ConnectError;
 use crate::backends::device::peer_memory::ordinal;
@@ -155,9 +156,11 @@ impl Members {
         Capabilities { peer_stores: PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
-    /// Whether calls may be sequential: not where intra-node peers store into each other's memory.
-    pub(super) fn have_collectives(&self) -> bool {
-        self.select != Select::Mixed
+    /// What their communicators are used for. No call is sequential where intra-node peers store
+    /// into each other's memory.
+    pub(super) fn uses(&self) -> impl Iterator<Item = Use> + use<> {
+        let is_sequential = self.select != Select::Mixed;
+        [Use::Overlapped].into_iter().chain(is_sequential.then_some(Use::Sequential))
     }
 
     /// NCCL's version, for people.
@@ -265,9 +268,6 @@ fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Re
         .enumerate()
         .filter_map(|(index, &other)| Some((Rank::new(u32::try_from(index).ok()?), other)));
     for (peer, other) in all.filter(|&(peer, _)| peer != rank) {
-        let different = |what: &str, of: u64, others: u64| {
-            Err(format!("rank {rank} has {what} {of}, rank {peer} {others}"))
-        };
         if rail.contains(&peer) && other.uuid == mine.uuid && !(shared && other.host != mine.host) {
             let but = if shared {
                 format!(", unless each is a process with an {HOST} of its own")
@@ -278,28 +278,28 @@ fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Re
                 "ranks {rank} and {peer} are both on device {}: NCCL takes one rank a device{but}",
                 mine.uuid
             ));
-        } else if other.version != mine.version {
-            return different("NCCL", mine.version.into(), other.version.into());
-        } else if other.sharing.lanes != mine.sharing.lanes {
-            return different(
-                "FLUX_NCCL_CTAS",
-                mine.sharing.lanes.into(),
-                other.sharing.lanes.into(),
-            );
-        } else if other.sharing != mine.sharing {
-            let variables = |of: Sharing| {
-                format!(
-                    "{} of {} channels for messages in parts of {} bytes",
-                    of.each, of.all, of.part_bytes
-                )
+        }
+        let settings = |of: Identity| {
+            [
+                ("NCCL", u64::from(of.version)),
+                ("FLUX_NCCL_CTAS", u64::from(of.sharing.lanes)),
+                ("NCCL_P2P_NET_CHUNKSIZE (0: none)", of.pieces),
+            ]
+        };
+        for ((what, own), (_, others)) in settings(mine).into_iter().zip(settings(other)) {
+            if own != others {
+                return Err(format!("rank {rank} has {what} {own}, rank {peer} {others}"));
+            }
+        }
+        if other.sharing != mine.sharing {
+            let variables = |Sharing { each, all, part_bytes, .. }: Sharing| {
+                format!("{each} of {all} channels for messages in parts of {part_bytes} bytes")
             };
             let (own, others) = (variables(mine.sharing), variables(other.sharing));
             return Err(format!(
                 "by the variables of NCCL, rank {rank} has {own}, rank {peer} {others}: set the \
                  same on every rank"
             ));
-        } else if other.pieces != mine.pieces {
-            return different(&format!("{PIECES} (0: none)"), mine.pieces, other.pieces);
         }
     }
     Ok(())

@@ -39,10 +39,7 @@ const TOGETHER: Duration = Duration::from_secs(1);
 pub(super) struct Family(Handle);
 
 /// One rank's communicators for data, by their [use](Use).
-pub(super) struct Messages {
-    overlapped: Handle,
-    sequential: Option<Handle>,
-}
+pub(super) struct Messages(Vec<(Use, Handle)>);
 
 /// What a communicator is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,10 +58,7 @@ impl fmt::Debug for Family {
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages")
-            .field("device", &self.overlapped.device)
-            .field("sequential", &self.sequential.is_some())
-            .finish_non_exhaustive()
+        f.debug_list().entries(self.0.iter().map(|(by, _)| by)).finish()
     }
 }
 
@@ -80,7 +74,7 @@ pub(super) fn join(
     let (overlapped, own_choice) = (sharing.asked..=sharing.asked, 1..=most(version));
     // A communicator that is split from the family has no more channels than that.
     let all =
-        if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
+        if members.uses().count() > 1 { sharing.asked..=most(version) } else { overlapped.clone() };
     let (mut raw, mut first) = (0, Config::new(false, true, all, sharing.lanes, version));
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
@@ -91,28 +85,21 @@ pub(super) fn join(
     };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Handle { library, device: device.clone(), raw });
-    let split = |beside, channels| match family.split(
-        place,
-        Config::new(true, beside, channels, sharing.lanes, version),
-        until,
-    ) {
-        Ok(Some(communicator)) => Ok(communicator),
-        Ok(None) => Err(members.incomplete(began.elapsed())),
-        Err(error) => Err(error),
-    };
-    let sequential = || members.have_collectives().then(|| split(false, own_choice)).transpose();
-    let made = match split(true, overlapped) {
-        Ok(overlapped) => match sequential() {
-            Ok(sequential) => Ok(Messages { overlapped, sequential }),
-            Err(error) => Err((error, Some(Messages { overlapped, sequential: None }))),
-        },
-        Err(error) => Err((error, None)),
-    };
+    let mut messages = Messages(Vec::new());
+    let made = members.uses().try_for_each(|by| {
+        let channels = if by == Use::Overlapped { overlapped.clone() } else { own_choice.clone() };
+        let config = Config::new(true, by == Use::Overlapped, channels, sharing.lanes, version);
+        match family.split(place, config, until)? {
+            Some(communicator) => messages.0.push((by, communicator)),
+            None => return Err(members.incomplete(began.elapsed())),
+        }
+        Ok(())
+    });
     drop(current);
     match made {
-        Ok(messages) => Ok((family, messages)),
-        Err((error, messages)) => {
-            abort(family, || messages);
+        Ok(()) => Ok((family, messages)),
+        Err(error) => {
+            abort(family, || Some(messages));
             Err(error)
         }
     }
@@ -123,7 +110,7 @@ pub(super) fn join(
 /// meanwhile. No call is under way.
 pub(super) fn close(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
-    let finalised = messages.all().try_for_each(finalize).and_then(|()| {
+    let finalised = messages.0.iter().try_for_each(|(_, each)| finalize(each)).and_then(|()| {
         finalize(&family.0)?;
         if family.ready_by(until)? {
             Ok(())
@@ -237,22 +224,16 @@ fn abort_one(handle: Handle) {
 impl Messages {
     /// Begins a group, whose operations all go at once; the thread adds them and ends it.
     pub(super) fn group(&self, by: Use, stream: usize) -> Result<Group<'_>, NcclError> {
-        let of = match by {
-            Use::Overlapped => &self.overlapped,
-            Use::Sequential => self.sequential.as_ref().unwrap_or(&self.overlapped),
-        };
+        let of = self.0.iter().find(|(known, _)| *known == by).map(|(_, of)| of);
+        let of = of.ok_or(NcclError::GivenUp)?;
         let current = of.device.enter()?;
         // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
         of.library.check("ncclGroupStart", unsafe { (of.library.nccl_group_start)() })?;
         Ok(Group { of, stream, open: true, _current: current })
     }
 
-    fn all(&self) -> impl Iterator<Item = &Handle> {
-        std::iter::once(&self.overlapped).chain(&self.sequential)
-    }
-
     fn into_all(self) -> impl Iterator<Item = Handle> {
-        std::iter::once(self.overlapped).chain(self.sequential)
+        self.0.into_iter().map(|(_, communicator)| communicator)
     }
 }
 

@@ -11,7 +11,7 @@ use super::deferred;
 use super::library::NcclError;
 use super::link::Link;
 use super::members::Members;
-use super::messages::Use;
+use super::messages::{Group, Use};
 use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::CollectiveKind;
@@ -47,8 +47,7 @@ pub(super) fn prove(
     until: Instant,
 ) -> Result<(), ConnectError> {
     let buffers = Buffers::new(device, members.place().1)?;
-    let mut uses =
-        members.have_collectives().then_some(Use::Sequential).into_iter().chain([Use::Overlapped]);
+    let mut uses = members.uses();
     let proven =
         uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
     if proven.is_err() {
@@ -66,7 +65,7 @@ fn exchange(
     device: &CudaDevice,
     (link, by, stream): (&Arc<Link>, Use, &SideStream),
     members: &Members,
-    Buffers { sent, received, gathered, seen }: &Buffers,
+    Buffers { sent, received, seen }: &Buffers,
     until: Instant,
 ) -> Result<(), ConnectError> {
     let began = Instant::now();
@@ -78,13 +77,22 @@ fn exchange(
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
         unsafe { write_value_async(device, sent.at(peer), word(by, own, peer), stream.raw()) }?;
     }
-    let operations = match by {
-        Use::Overlapped => Operations::Messages(
-            peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect(),
-        ),
-        Use::Sequential => Operations::Gather { from: sent.at(own), to: gathered.at(0) },
+    let (from, to) = (sent.at(own), received.at(0));
+    let messages: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
+    let fill = move |group: &Group<'_>| match by {
+        // SAFETY: places in the buffers, which are freed when nothing uses them.
+        Use::Sequential => unsafe {
+            group.collective(CollectiveKind::AllGather, (from, to), BYTES, ElementType::U8)
+        },
+        Use::Overlapped => messages.iter().try_for_each(|&(from, to, peer)| {
+            // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
+            unsafe {
+                group.send(from, BYTES, peer)?;
+                group.receive(to, BYTES, peer)
+            }
+        }),
     };
-    if !connected(link, (by, stream.raw()), operations, until)? {
+    if !connected(link, (by, stream.raw()), fill, until)? {
         return Err(nccl(members.silent(began.elapsed())));
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
@@ -100,10 +108,8 @@ fn exchange(
     }?;
     // What each peer has sent to this rank, or what was gathered of it.
     let to_see = || {
-        peers().map(|peer| match by {
-            Use::Overlapped => (peer, own, received.at(peer)),
-            Use::Sequential => (peer, peer, gathered.at(peer)),
-        })
+        let to = |peer| if by == Use::Overlapped { own } else { peer };
+        peers().map(move |peer| (peer, to(peer), received.at(peer)))
     };
     for (at, (_, _, from)) in to_see().enumerate() {
         let rows = |address| Rows { address, pitch: WORD };
@@ -130,41 +136,16 @@ fn exchange(
     Ok(())
 }
 
-/// What one group carries.
-enum Operations {
-    /// Messages, each from where it is sent to where one is received, and the peer.
-    Messages(Vec<(u64, u64, u32)>),
-    /// An AllGather, from a place to the first of others.
-    Gather { from: u64, to: u64 },
-}
-
-/// Puts the operations on `stream`. NCCL connects for them: it waits for the peers, and so is left
-/// to a thread of its own. False where they have not come by then: whoever gives the link up ends
-/// that.
+/// Puts one group on `stream`. NCCL connects for it: it waits for the peers, and so is left to a
+/// thread of its own. False where they have not come by then: whoever gives the link up ends that.
 fn connected(
     link: &Arc<Link>,
     (by, stream): (Use, usize),
-    operations: Operations,
+    fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError> + Send + 'static,
     until: Instant,
 ) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
-    let connect = move || {
-        link.group(by, stream, |group| match operations {
-            Operations::Gather { from, to } => {
-                // SAFETY: places in the buffers, which are freed when nothing uses them.
-                unsafe {
-                    group.collective(CollectiveKind::AllGather, (from, to), BYTES, ElementType::U8)
-                }
-            }
-            Operations::Messages(messages) => messages.iter().try_for_each(|&(from, to, peer)| {
-                // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
-                unsafe {
-                    group.send(from, BYTES, peer)?;
-                    group.receive(to, BYTES, peer)
-                }
-            }),
-        })
-    };
+    let connect = move || link.group(by, stream, fill);
     let started = std::thread::Builder::new().name("flux-nccl-connect".to_owned()).spawn(connect);
     let thread = started.map_err(|source| ConnectError::Io {
         what: "starting a thread to connect NCCL on",
@@ -185,7 +166,6 @@ fn connected(
 struct Buffers {
     sent: Buffer,
     received: Buffer,
-    gathered: Buffer,
     seen: PinnedBlock,
 }
 
@@ -195,7 +175,6 @@ impl Buffers {
         Ok(Self {
             sent: Buffer::new(device, count)?,
             received: Buffer::new(device, count)?,
-            gathered: Buffer::new(device, count)?,
             seen: PinnedBlock::new(device, size_of::<u32>() * count as usize)?,
         })
     }

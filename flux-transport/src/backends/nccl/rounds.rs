@@ -100,7 +100,7 @@ pub(crate) unsafe fn enqueue_rounds(
             }
             note(Step::Flag(number + group.len() - 1))?;
         }
-        watch.link.group(Use::Overlapped, stream, |messages| {
+        watch.group(Use::Overlapped, stream, |messages| {
             group.iter().try_for_each(|round| {
                 let Ends { chunk, to, place, from } = Ends::new(&at, exchange, round, rows, epoch);
                 let word = if stored {

@@ -122,10 +122,9 @@ impl NcclTransport {
         let State { lane, calls, generation, .. } = state;
         let (at, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: this function's promise.
-        let sent = unsafe {
+        unsafe {
             enqueue_rounds(&self.device, lane.raw(), &self.watch, at, messages, epoch, |_| Ok(()))
-        };
-        sent.inspect_err(|error| self.watch.refused(error))
+        }
     }
 
     /// Enqueues the collective of the call in progress on the caller's stream.
@@ -140,9 +139,9 @@ impl NcclTransport {
     ) -> Result<(), TransportError> {
         let (at, epoch) = (state.generation.workspace.memory(), state.calls.epoch());
         // SAFETY: this function's promise.
-        let enqueued =
-            unsafe { collective::enqueue(&self.device, caller, &self.watch, at, job, epoch) };
-        if let Some(end) = enqueued.inspect_err(|error| self.watch.refused(error))? {
+        let end =
+            unsafe { collective::enqueue(&self.device, caller, &self.watch, at, job, epoch) }?;
+        if let Some(end) = end {
             state.calls.end_by(end);
         }
         Ok(())

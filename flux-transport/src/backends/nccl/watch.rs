@@ -4,8 +4,10 @@
 //! it. So a host that finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
+use super::library::NcclError;
 use super::link::Link;
 use super::marks::{Bound, CollectiveStall, Mark, Marks, Stamps, Verdict};
+use super::messages::{Group, Use};
 use super::outbox::Outbox;
 use super::peers::PeerCalls;
 use super::progress::{Progress, ProgressWord, Stall, Step};
@@ -74,25 +76,6 @@ fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord
 /// Whether a sum has begun, by the stamp of its kernel.
 fn is_in(sum: &Mark, stamps: Stamps) -> bool {
     sum.bound == Bound::End && sum.epoch == stamps.closed
-}
-
-/// What came first while a fault was waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum News {
-    Fault,
-    Stop,
-    None,
-}
-
-/// Over a network NCCL sees that a peer is gone before this rank hears which; that is the fault
-/// then, and known to all alike. So it is waited for.
-fn news(longest: Duration, fault: impl Fn() -> bool, stop: impl Fn() -> bool) -> News {
-    let Ok(_) = done_by(Instant::now() + longest, || Ok::<_, Infallible>(fault() || stop()));
-    match (fault(), stop()) {
-        (true, _) => News::Fault,
-        (_, true) => News::Stop,
-        _ => News::None,
-    }
 }
 
 impl CallWatch {
@@ -230,14 +213,18 @@ impl CallWatch {
             return false;
         }
         let Err(error) = self.link.status() else { return false };
-        match news(NEWS, || self.has_failed(), || self.stop.load(Ordering::Acquire)) {
-            News::Fault => {
-                tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
-                return true;
-            }
-            // Whoever leaves the communicator finds NCCL's error.
-            News::Stop => return false,
-            News::None => {}
+        // Over a network NCCL sees that a peer is gone before this rank hears which, which is the
+        // fault then, and known to all alike.
+        let stopped = || self.stop.load(Ordering::Acquire);
+        let news = || Ok::<_, Infallible>(self.has_failed() || stopped());
+        let Ok(_) = done_by(Instant::now() + NEWS, news);
+        if self.has_failed() {
+            tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
+            return true;
+        }
+        // Whoever leaves the communicator finds NCCL's error.
+        if stopped() {
+            return false;
         }
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
         let (rank, epoch) = (self.rank.get(), self.made().get());
@@ -254,12 +241,17 @@ impl CallWatch {
         true
     }
 
-    /// Before a call is refused for an error of NCCL's: what that comes from is the fault, or
-    /// NCCL's error is.
-    pub(crate) fn refused(&self, error: &TransportError) {
-        if matches!(error, TransportError::Nccl(_)) {
+    /// Puts one group of NCCL's on `stream`. Before a call is refused for an error of NCCL's, what
+    /// that comes from is the fault, or NCCL's error is.
+    pub(super) fn group(
+        &self,
+        by: Use,
+        stream: usize,
+        fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>,
+    ) -> Result<(), NcclError> {
+        self.link.group(by, stream, fill).inspect_err(|_| {
             self.look(true);
-        }
+        })
     }
 
     /// Whether a call does not go on: a fault where no kernel waits for it.
@@ -342,20 +334,6 @@ fn reason_of(record: &FaultRecord) -> u32 {
 mod tests {
     use super::*;
     use crate::backends::fault::Fault;
-    use crate::lateness::assert_soon;
-    use std::sync::atomic::AtomicU32;
-
-    #[test]
-    fn news_of_a_loss_is_waited_for_and_no_longer_than_a_moment() {
-        let (looks, begun) = (AtomicU32::new(0), Instant::now());
-        let third = || looks.fetch_add(1, Ordering::Relaxed) >= 2;
-        assert_eq!(news(Duration::from_mins(1), third, || false), News::Fault);
-        assert_eq!(news(Duration::from_mins(1), || false, || true), News::Stop);
-        assert_soon(begun.elapsed(), Duration::from_secs(30));
-        let (begun, moment) = (Instant::now(), Duration::from_millis(20));
-        assert_eq!(news(moment, || false, || false), News::None);
-        assert!(begun.elapsed() >= moment);
-    }
 
     #[test]
     fn who_has_sent_nothing_is_named_where_no_kernel_waits_for_it() {

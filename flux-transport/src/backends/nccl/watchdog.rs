@@ -27,7 +27,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Between looks at the record, the abort word and the stream's place, which are loads.
@@ -118,7 +118,8 @@ impl CallWatch {
             return;
         }
         // Whatever ended the calls without a record has set the abort word.
-        until_recorded(|| self.fault.record().is_some() || self.stop.load(Ordering::Acquire));
+        let recorded = || self.fault.record().is_some() || self.stop.load(Ordering::Acquire);
+        let Ok(_) = done_by(Instant::now() + RECORD, || Ok::<_, Infallible>(recorded()));
         self.release();
         if let Some(Err(SendError(given_up))) =
             self.link.give_up().map(|given_up| aborter.send(given_up))
@@ -146,11 +147,6 @@ impl CallWatch {
             std::thread::park_timeout(AGAIN);
         }
     }
-}
-
-/// Returns when there is a record, or a moment later.
-fn until_recorded(mut recorded: impl FnMut() -> bool) {
-    let Ok(_) = done_by(Instant::now() + RECORD, || Ok::<_, Infallible>(recorded()));
 }
 
 /// Starts the thread that gives a communicator up, if it is given one, in the device's context,
@@ -193,13 +189,9 @@ impl Watchdog {
 
     /// Has the thread look at once.
     fn wake(&self) {
-        if let Some(thread) = self.thread() {
-            thread.unpark();
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
         }
-    }
-
-    fn thread(&self) -> Option<&Thread> {
-        self.thread.as_ref().map(JoinHandle::thread)
     }
 
     /// Ends the threads, then leaves the communicator in good order, unless it was given up before:
@@ -252,21 +244,6 @@ impl Drop for Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lateness::assert_soon;
-
-    #[test]
-    fn the_record_of_a_kernel_is_waited_for_and_no_longer_than_a_moment() {
-        let mut looks = 0;
-        until_recorded(|| {
-            looks += 1;
-            looks == 3
-        });
-        assert_eq!(looks, 3, "it looks until there is a record, and not once more");
-        let began = Instant::now();
-        until_recorded(|| false);
-        assert!(began.elapsed() >= RECORD, "{:?}", began.elapsed());
-        assert_soon(began.elapsed(), 20 * RECORD);
-    }
 
     #[test]
     fn a_thread_that_does_not_end_is_not_waited_for_for_ever() {
