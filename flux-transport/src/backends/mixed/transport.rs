@@ -16,7 +16,7 @@ use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, Source, Started};
 use crate::backends::kind::{Capabilities, TransportKind};
 use crate::backends::nccl::{
-    CallWatch, Generation, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds, join,
+    CallWatch, Generation, Link, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds,
 };
 use crate::backends::options::{Options, Select};
 use crate::backends::transport::Transport;
@@ -105,7 +105,7 @@ impl Mixed {
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
         let (lanes, calls, setup, device) = together(steps, until, make())?;
-        let (link, setup) = join(&device, setup, &members.rail, steps, until)?;
+        let (link, setup) = Link::join(&device, setup, &members.rail, steps, until)?;
         let request = Request { size: options.reserve, epoch, captured: false };
         let shared = build(
             Handshake { steps, deadline: until },

@@ -8,11 +8,11 @@
 use super::abi::{ElementType, SUM, UniqueId};
 use super::library::{IN_PROGRESS, Library, NcclError, library};
 use crate::backends::jobs::CollectiveKind;
-use flux_cuda::CudaDevice;
+use flux_cuda::{CudaDevice, done_by};
+use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl UniqueId {
     /// A fresh one.
@@ -129,49 +129,32 @@ impl Comm {
         deadline: Duration,
     ) -> Result<Self, NcclError> {
         let library = library()?;
-        // Without a place for a result: one that nobody takes is given back to be aborted, whenever
-        // the deadline passes.
-        let (send, receive) = mpsc::sync_channel(0);
         let on = device.clone();
+        // Where nobody waits for it any more, the thread drops what it has joined.
         let join = move || {
-            let joined = on.bind().map_err(NcclError::from).and_then(|()| {
-                let mut comm = 0;
-                // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks
-                // rank and world.
-                let code = unsafe {
-                    (library.nccl_comm_init_rank)(
-                        &raw mut comm,
-                        world.cast_signed(),
-                        id,
-                        rank.cast_signed(),
-                    )
-                };
-                library.check("ncclCommInitRank", code).map(|()| comm)
-            });
-            if let Err(mpsc::SendError(Ok(late))) = send.send(joined) {
-                // SAFETY: nobody waits any more; this thread is the communicator's only user.
-                unsafe { (library.nccl_comm_abort)(late) };
-            }
+            on.bind()?;
+            let (mut raw, init) = (0, library.nccl_comm_init_rank);
+            // SAFETY: `raw` is a place for the result; the id is passed by value; NCCL checks rank
+            // and world.
+            let code = unsafe { init(&raw mut raw, world.cast_signed(), id, rank.cast_signed()) };
+            library.check("ncclCommInitRank", code)?;
+            let handle = Handle { library, device: on, raw };
+            Ok(Self { handle, rank, not_sync: PhantomData })
         };
         // NCCL joins in blocking mode: in its other mode every collective would start a thread,
         // which a baseline must not pay for.
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name(format!("nccl-join-{rank}"))
             .spawn(join)
             .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
-        match receive.recv_timeout(deadline) {
-            Ok(comm) => Ok(Self {
-                handle: Handle { library, device: device.clone(), raw: comm? },
-                rank,
-                not_sync: PhantomData,
-            }),
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                Err(NcclError::Deadline { rank, world, waited: deadline })
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(NcclError::Thread { reason: "the thread ended without a result".to_owned() })
-            }
+        let Ok(joined) =
+            done_by(Instant::now() + deadline, || Ok::<_, Infallible>(thread.is_finished()));
+        if !joined {
+            return Err(NcclError::Deadline { rank, world, waited: deadline });
         }
+        thread.join().unwrap_or_else(|_| {
+            Err(NcclError::Thread { reason: "the thread has panicked".to_owned() })
+        })
     }
 
     /// Puts a collective on `stream`: each rank's `elements` are gathered in rank order, or the

@@ -6,8 +6,14 @@
 //! group is begun. Both are given up with the link.
 
 use super::library::NcclError;
+use super::members::Members;
 use super::messages::{Family, GivenUp, Group, Messages, Use, abort, close};
+use super::proof::prove;
+use super::{deferred, messages};
+use crate::backends::connect_error::ConnectError;
+use crate::bootstrap::control::{Collective, together};
 use crate::sync::locked;
+use flux_cuda::{CudaDevice, SideStream};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,8 +25,32 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn new((family, messages): (Family, Messages)) -> Self {
-        Self { family: Mutex::new(Some(family)), messages: Mutex::new(Some(messages)) }
+    /// Joins the ranks of a rail, each of which then sends every other a message on `stream`, which
+    /// is given back. Collective over the whole world, also where each rail makes a communicator of
+    /// its own: if it fails on one rank it fails on all.
+    pub(crate) fn join(
+        device: &CudaDevice,
+        stream: SideStream,
+        members: &Members,
+        steps: Collective<'_>,
+        until: Instant,
+    ) -> Result<(Arc<Self>, SideStream), ConnectError> {
+        let joined = messages::join(device, members, until);
+        let joined = joined.map_err(|error| ConnectError::Transport(error.into()));
+        let link = together(steps, until, joined.map(Self::new))?;
+        let proven = prove(device, &stream, &link, members, until);
+        match together(steps, until, proven) {
+            Ok(()) => Ok((link, stream)),
+            Err(error) => {
+                drop(link);
+                deferred::defer(device, stream);
+                Err(error)
+            }
+        }
+    }
+
+    fn new((family, messages): (Family, Messages)) -> Arc<Self> {
+        Arc::new(Self { family: Mutex::new(Some(family)), messages: Mutex::new(Some(messages)) })
     }
 
     /// Puts one group on `stream`; returns when it is there.

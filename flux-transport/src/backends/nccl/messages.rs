@@ -28,8 +28,6 @@ use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 
-/// Between looks at what takes milliseconds.
-const LOOK: Duration = Duration::from_millis(1);
 /// For the other ranks of this host to leave as well, without whom NCCL does not destroy a
 /// communicator. Ranks mostly leave together, and what NCCL may still use is then freed at once.
 const TOGETHER: Duration = Duration::from_secs(1);
@@ -161,13 +159,7 @@ impl Family {
 
     /// Waits until it is ready; false where it is not by then.
     fn ready_by(&self, until: Instant) -> Result<bool, NcclError> {
-        loop {
-            let ready = self.is_ready()?;
-            if ready || Instant::now() >= until {
-                return Ok(ready);
-            }
-            std::thread::sleep(LOOK);
-        }
+        done_by(until, || self.is_ready())
     }
 
     /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank

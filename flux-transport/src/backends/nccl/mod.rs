@@ -31,7 +31,6 @@ mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
-mod join;
 mod library;
 mod link;
 mod marks;
@@ -49,7 +48,7 @@ mod watchdog;
 mod workspace;
 
 pub(crate) use generation::{Generation, Outgoing};
-pub(crate) use join::join;
+pub(crate) use link::Link;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
 pub(crate) use rounds::{Memory, NO_GRAPHS, enqueue_rounds};

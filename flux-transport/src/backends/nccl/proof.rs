@@ -120,11 +120,8 @@ fn exchange(
             copy_out_async(device, &word, stream.raw())
         }?;
     }
-    while !stream.is_idle()? {
-        if Instant::now() >= until {
-            return Err(nccl(members.silent(began.elapsed())));
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    if !done_by(until, || stream.is_idle())? {
+        return Err(nccl(members.silent(began.elapsed())));
     }
     for (at, (peer, to, _)) in to_see().enumerate() {
         // SAFETY: the stream has written it, and is past that.

@@ -5,7 +5,7 @@
 //! call is captured. The watchdog ends before the memory and the stream that it lets go of.
 
 use super::generation::Generation;
-use super::join::join;
+use super::link::Link;
 use super::members::Members;
 use super::rounds::{NO_GRAPHS, enqueue_rounds};
 use super::watch::CallWatch;
@@ -85,7 +85,7 @@ impl NcclTransport {
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, setup, device) = together(steps, until, make())?;
-        let (link, setup) = join(&device, setup, &members, steps, until)?;
+        let (link, setup) = Link::join(&device, setup, &members, steps, until)?;
         // From here on the watchdog has the communicator: dropped, it is given up.
         let make = || {
             let workspace = Workspace::new(&device, &setup, (rank, size), options.reserve, epoch)?;
