@@ -31,8 +31,6 @@ pub enum ElementType {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// IEEE single precision.
-    F32,
     /// Bytes.
     U8,
     /// 32-bit words.
@@ -46,7 +44,6 @@ impl ElementType {
             Self::U8 => 1,
             Self::U32 => 3,
             Self::F16 => 6,
-            Self::F32 => 7,
             Self::Bf16 => 9,
         }
     }

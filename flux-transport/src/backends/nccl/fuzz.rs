@@ -2,7 +2,7 @@
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
-use super::members::Identity;
+use super::identity::Identity;
 
 /// What a rank says of itself: there is one reading of it.
 pub fn member(bytes: &[u8]) -> bool {
@@ -15,5 +15,5 @@ pub fn member(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
-    vec![("member", "identity", super::members::tests::identity(1).encode())]
+    vec![("member", "identity", super::identity::tests::identity(1).encode())]
 }

@@ -31,6 +31,7 @@ mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
+mod identity;
 mod library;
 mod link;
 mod marks;
@@ -41,6 +42,7 @@ mod peers;
 mod progress;
 mod proof;
 mod rounds;
+mod settings;
 mod sharing;
 mod transport;
 mod watch;
