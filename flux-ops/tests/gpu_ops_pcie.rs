@@ -17,7 +17,7 @@ use common::{Case, Machine, OPS, OpOptions, Values, build_case};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Partials, TileShape};
+use flux_core::{DType, Partials, TileShape};
 use flux_kernels::KernelTarget;
 use flux_ops::CallError;
 use flux_transport::TransportError;
@@ -75,10 +75,6 @@ fn the_way_through_the_host_changes_no_bit() {
             for (shape, plan) in
                 [(many, by_tile), (many, Plan { k, ..by_tile })].into_iter().chain(flattened)
             {
-                // Ranks that store to each other would make two exchanges.
-                if op == OpKind::GemmAllReduce && plan.rows != RowMapping::Flattened {
-                    continue;
-                }
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let results = |machine: Machine| {
                     machine.run(world, suite::defaults, |node| {

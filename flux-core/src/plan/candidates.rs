@@ -2,6 +2,7 @@
 //!
 //! Invariant: every candidate is canonical, legal for the problem and the target, and listed once.
 
+use super::derive::RASTER_GROUP;
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::tile::TileGrid;
@@ -75,17 +76,15 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     groups.sort_unstable();
     groups.dedup();
     let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
-    if peers > 0 && problem.op().sums_to() == SumsTo::All && target.links != Links::PeerMemory {
-        return flattened.into_iter().collect();
-    }
-    let shared = flattened
-        .filter(|_| problem.op().sums_to() == SumsTo::All)
-        .map(|_| RowMapping::FlattenedTwoExchanges);
+    let all_reduces = peers > 0 && problem.op().sums_to() == SumsTo::All;
+    let two_exchanges =
+        flattened.filter(|_| all_reduces).map(|_| RowMapping::FlattenedTwoExchanges);
     groups
         .into_iter()
         .map(|group| RowMapping::PerShard { group })
         .chain(flattened)
-        .chain(shared)
+        .chain(two_exchanges)
+        .filter(|&rows| !all_reduces || Some(rows) == flattened || target.exchanges_results(rows))
         .collect()
 }
 
@@ -145,6 +144,7 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
     let is_small = gather_place_bytes(problem) <= PEER_CHUNK_BYTES;
     let row_block =
         gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
+    let staged_tiles = STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile);
     let by_kernel = matches!(comm, CommMode::Fused { mover: Mover::Kernel });
     match (target.links, problem.op().sums_to()) {
         // The kernel announces tiles of partial sums one by one.
@@ -160,7 +160,15 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
                 .map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into())))
                 .to_vec()
         }
-        (Links::HostStaged, _) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
+        (Links::HostStaged, SumsTo::Rows) => vec![tiles(staged_tiles)],
+        // Chunks pass four copies, one after the other. Those of whole columns of a raster group are
+        // blocks of few copies.
+        (Links::HostStaged, SumsTo::All) => {
+            let group = u64::from(RASTER_GROUP);
+            [staged_tiles, staged_tiles / 2, 2 * staged_tiles]
+                .map(|count| tiles(if count < group { count } else { count / group * group }))
+                .to_vec()
+        }
         (Links::Messages(channels), _) => {
             let of_shard =
                 if problem.op().gathers() { grid.row_blocks().into() } else { grid.tiles() };

@@ -47,7 +47,7 @@ impl Plan {
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
-            _ if problem.op().sums_to() == SumsTo::All && !target.copies_results() => {
+            rows if problem.op().sums_to() == SumsTo::All && !target.exchanges_results(rows) => {
                 RowMapping::Flattened
             }
             RowMapping::PerShard { group } => {

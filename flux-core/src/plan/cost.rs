@@ -242,42 +242,57 @@ impl<'a> PlanCost<'a> {
                 return sent / self.link + 2.0 * machine.message_ns as f64 + reduced;
             }
             let last = sent * (last_wave / self.tiles).min(1.0);
+            // Reductions load peers' rows from host memory, where kernels have stored them.
+            let loaded =
+                if self.target.links == Links::HostStaged { sent / self.link } else { 0.0 };
             // Sums leave when all tiles are done, and are then copied.
             let shared = if self.schedule.rows.has_two_exchanges() {
                 sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal
             } else {
                 0.0
             };
-            return (sent / self.link - body).max(0.0) + last / self.link + reduced + shared;
+            return (sent / self.link - body).max(0.0)
+                + last / self.link
+                + loaded
+                + reduced
+                + shared;
         }
         // Own tiles of the last wave.
         let own = self.own_in_last_wave(last_wave);
         let of_peers = (last_wave - own).max(0.0);
         let late = peers - f64::from(self.schedule.in_mainloop);
-        let chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32)) * slot;
+        let tiles_of_chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32));
         let sent = self.of_shard * slot * peers;
-        // The link begins after the first wave. Staged chunks and messages go on when whole. The
-        // last is for the shard before the own one, whose tiles hide it.
-        let whole_chunks = |latency: u64| {
-            let own = (self.of_shard / self.workers).floor() * self.tile_ns;
-            (chunk / self.link + 2.0 * latency as f64 - own).max(0.0)
+        // The link begins after the first wave. Staged chunks and messages go on when whole.
+        let whole_chunk = |latency: u64| {
+            let latency = latency as f64;
+            (tiles_of_chunk * slot / self.link + 2.0 * latency, latency)
         };
-        let chunk = match self.plan.comm {
-            CommMode::Fused { mover: Mover::Kernel } => 0.0,
-            CommMode::Fused { mover: Mover::CopyEngine } => whole_chunks(machine.copy_ns),
-            CommMode::Overlapped { .. } | CommMode::Sequential => whole_chunks(machine.message_ns),
+        let (whole_chunk, latency) = match self.plan.comm {
+            CommMode::Fused { mover: Mover::Kernel } => (0.0, 0.0),
+            CommMode::Fused { mover: Mover::CopyEngine } => whole_chunk(machine.copy_ns),
+            CommMode::Overlapped { .. } | CommMode::Sequential => whole_chunk(machine.message_ns),
         };
+        // The last partial tiles are for the shard before the own one, whose tiles hide them.
+        let hidden = (self.of_shard / self.workers).floor() * self.tile_ns;
+        let chunk = (whole_chunk - hidden).max(0.0);
         if self.problem.op().sums_to() == SumsTo::All {
-            // Finished tiles travel as often as partial ones, and are then copied.
+            // Finished tiles travel as often as partial ones, the last behind all tiles, and are
+            // then copied.
             let finished = slot * self.problem.numerics().output.bytes() as f64
                 / self.problem.numerics().partial_bytes() as f64;
             let results = own * peers * finished;
             let all = sent + self.of_shard * finished * peers;
-            let link = (self.tile_ns + all / self.link - body).max(0.0)
+            // Both wait for whole chunks, of the shards of a group side by side.
+            let side_by_side = f64::from(self.schedule.group).min(peers);
+            let first = (side_by_side * tiles_of_chunk / self.workers).ceil() * self.tile_ns;
+            let chunks = 2.0 * peers * (self.of_shard / tiles_of_chunk).ceil();
+            let link = (first + all / self.link + chunks * latency - body).max(0.0)
                 + of_peers * slot / self.link
                 + results / self.link;
             let added = peers * slot / (machine.add_bytes_per_us as f64 / 1000.0);
-            return link + added + 2.0 * results / self.memory() + 2.0 * signal;
+            let copied = 2.0 * results / self.memory();
+            return link + chunk + added + whole_chunk + copied + 2.0 * signal;
         }
         let link = (self.tile_ns + sent / self.link - body).max(0.0) + chunk;
         link + of_peers * slot / self.link
@@ -285,12 +300,13 @@ impl<'a> PlanCost<'a> {
             + signal
     }
 
-    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's peers'
-    /// shards are worked on side by side, so that own tiles follow theirs.
+    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's own tiles
+    /// are last, or its peers' shards are worked on side by side, so that own tiles follow theirs.
     fn own_in_last_wave(&self, last_wave: f64) -> f64 {
         let (world, early) = (
             f64::from(self.problem.world().get()),
-            self.schedule.group >= self.problem.world().peers(),
+            self.schedule.group >= self.problem.world().peers()
+                || self.schedule.own_lag == u32::MAX,
         );
         if self.problem.op().sums_to() == SumsTo::All && early {
             let behind = f64::from(self.schedule.own_lag) / world;

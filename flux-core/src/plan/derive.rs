@@ -55,7 +55,11 @@ impl Plan {
                 Links::PeerMemory => {
                     Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain }
                 }
-                // Staged partial tiles arrive too late.
+                // Staged partial tiles arrive late: own tiles are the last.
+                Links::HostStaged if problem.op().sums_to() == SumsTo::All => {
+                    Schedule { own_lag: u32::MAX, ..plain }
+                }
+                // Too late for a mainloop.
                 Links::HostStaged | Links::Messages(_) => plain,
             }
         }

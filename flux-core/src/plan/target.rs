@@ -1,6 +1,6 @@
 //! The target of a plan.
 
-use super::CommMode;
+use super::{CommMode, RowMapping};
 use crate::machine::Machine;
 use crate::program::Channels;
 use crate::{Nodes, Partials, Problem, SumsTo};
@@ -63,9 +63,14 @@ impl Target {
         matches!(self.links, Links::Messages(_))
     }
 
-    /// Whether kernels store finished tiles in peers' memory and copy theirs.
-    pub(super) const fn copies_results(&self) -> bool {
-        matches!(self.links, Links::PeerMemory)
+    /// Whether ranks give each other what they have finished of these rows: kernels store it in
+    /// peers' memory, and copy engines carry tiles of a shard through host memory.
+    pub(super) const fn exchanges_results(&self, rows: RowMapping) -> bool {
+        match self.links {
+            Links::PeerMemory => true,
+            Links::HostStaged => matches!(rows, RowMapping::PerShard { .. }),
+            Links::Messages(_) => false,
+        }
     }
 
     /// Most shards of a group.

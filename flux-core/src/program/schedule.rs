@@ -19,7 +19,8 @@ pub enum Chunk {
     /// This many tiles of the shard, at least 1; at most the whole shard.
     ///
     /// AllGather-GEMM counts row blocks of `tile.m` rows of `x`. GEMM-ReduceScatter counts partial
-    /// tiles in raster order. With flattened rows it announces single tiles, or all of them.
+    /// tiles in raster order, GEMM-AllReduce these and finished tiles. With flattened rows they
+    /// announce single tiles, or all of them.
     Tiles(u32),
 }
 
@@ -86,7 +87,7 @@ pub struct Schedule {
     /// It is 0 with `split_k`, with flattened rows and with mixed nodes.
     pub in_mainloop: u32,
     /// Items from the last partial tile for an own tile to that tile, at least: a GEMM-AllReduce's
-    /// own tiles leave as early as that allows. At least
+    /// own tiles leave as early as that allows; with `u32::MAX` they are last. At least
     /// [`stream_k_workers`](Self::stream_k_workers) are taken.
     pub own_lag: u32,
 }
@@ -254,8 +255,10 @@ impl fmt::Display for Schedule {
         if *stream_k_workers > 1 {
             write!(f, ", stream-K over {stream_k_workers} workers")?;
         }
-        if *own_lag > 0 {
-            write!(f, ", own tiles after {own_lag} items")?;
+        match own_lag {
+            0 => {}
+            &u32::MAX => f.write_str(", own tiles last")?,
+            lag => write!(f, ", own tiles after {lag} items")?,
         }
         if *in_mainloop > 0 {
             write!(f, ", {in_mainloop} partial tiles in the mainloop")?;

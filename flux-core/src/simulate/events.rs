@@ -201,21 +201,35 @@ impl<'a> Simulation<'a> {
                     });
                 }
             }
-            Sink::Reduce | Sink::ReduceRows if item.raise != NONE => {
-                let bytes = u64::from(item.rows)
-                    * u64::from(item.cols)
-                    * program.problem.numerics().output.bytes() as u64;
-                for to in program.signalled_ranks(item) {
-                    self.send(Message {
-                        from: rank,
-                        to,
-                        bytes,
-                        again: false,
-                        effect: Effect::Tile(index),
-                    });
-                }
-            }
+            Sink::Reduce | Sink::ReduceRows if item.raise != NONE => self.share(rank, index),
             Sink::Store | Sink::Reduce | Sink::ReduceRows | Sink::Copy => {}
+        }
+    }
+
+    /// Sends a finished result to all peers. A copy engine takes whole chunks, each of which leaves
+    /// once.
+    fn share(&mut self, rank: Rank, index: usize) {
+        let program = self.ranks[rank.index()].program;
+        let item = &program.items[index];
+        let staged = self.machine.host_staged && item.counter != NONE;
+        let state = &mut self.ranks[rank.index()];
+        let readers: Vec<_> = program
+            .signalled_ranks(item)
+            .filter(|&to| !staged || state.completes(item, to))
+            .collect();
+        if readers.is_empty() {
+            return;
+        }
+        let tiles = program.items.iter().enumerate().filter(|&(other, tile)| {
+            other == index || staged && (tile.sink, tile.raise) == (item.sink, item.raise)
+        });
+        let elements: u64 =
+            tiles.map(|(_, tile)| u64::from(tile.rows) * u64::from(tile.cols)).sum();
+        let bytes = elements * program.problem.numerics().output.bytes() as u64;
+        let effect = if staged { Effect::Chunk(index) } else { Effect::Tile(index) };
+        for (number, to) in readers.into_iter().enumerate() {
+            let again = self.machine.host_staged && number > 0;
+            self.send(Message { from: rank, to, bytes, again, effect });
         }
     }
 

@@ -131,6 +131,19 @@ fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
 }
 
 #[test]
+fn through_the_host_results_leave_in_whole_chunks_and_are_copied() {
+    let of = |chunk| {
+        let schedule = Schedule { chunk, own_lag: u32::MAX, ..schedule() };
+        programs(OpKind::GemmAllReduce, 2, (16, 16, 16), schedule)
+    };
+    let host = Machine { host_staged: true, ..ROUND };
+    // As above the own tiles end at 9.6 and 12.1. Both leave then, and are there at 16.2.
+    assert_eq!(nanoseconds(&of(Chunk::Shard), host), 12_100 + 4000 + 100 + 2 * 1000 + 2000);
+    // They end at 6.5 and 9; the second is there at 11.1, when the first was copied.
+    assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), host), 9000 + 2000 + 100 + 1000 + 2000);
+}
+
+#[test]
 fn a_mainloop_partial_tile_takes_half_the_time() {
     let of = |in_mainloop| rs(2, [16, 8, 12 * 16], Schedule { in_mainloop, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);

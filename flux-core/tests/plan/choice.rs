@@ -1,8 +1,10 @@
 //! Plans of tables and of the model, for random problems.
 
 use flux_core::machine::Machine;
-use flux_core::plan::Links;
-use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
+use flux_core::plan::{
+    CommMode, Links, Mover, Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, RowMapping, TableKind,
+    Target, choose,
+};
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::tile::Generation;
 use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
@@ -73,6 +75,34 @@ proptest! {
                 TileProgram::build(&problem, rank, &plan.schedule(&problem, &target)).unwrap()
             };
             prop_assert_eq!(build(&asked), build(&asked.canonical(&problem, &target)));
+        }
+    }
+}
+
+/// Of many rows partial tiles and results are carried beside the multiplication; few are stored by
+/// kernels, in one exchange.
+#[test]
+fn an_all_reduce_through_the_host_is_per_shard_from_some_rows_on() {
+    for (world, few, many) in [(2, 64, 512), (4, 16, 256)] {
+        let world = WorldSize::new(world).unwrap();
+        let chosen = |m| {
+            let problem =
+                Problem::new(OpKind::GemmAllReduce, m, 8192, 28672, DType::Bf16, world).unwrap();
+            let machine = Machine::H200.staged(world.get());
+            let target =
+                Target { links: Links::HostStaged, ..Target::peer_memory(machine, &problem) };
+            Plan::ranked(&problem, &target)[0]
+        };
+        let (kernel, copies) = (Mover::Kernel, Mover::CopyEngine);
+        let plan = chosen(few);
+        assert_eq!(
+            (plan.rows, plan.comm),
+            (RowMapping::Flattened, CommMode::Fused { mover: kernel })
+        );
+        for m in [many, 2048, 8192] {
+            let plan = chosen(m);
+            let per_shard = matches!(plan.rows, RowMapping::PerShard { .. });
+            assert!(per_shard && plan.comm == CommMode::Fused { mover: copies }, "{m}: {plan}");
         }
     }
 }

@@ -130,7 +130,8 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
         RowLayout::Flattened,
         RowLayout::FlattenedTwoExchanges,
     ]);
-    (1..=6_u32, parts, rows, 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
+    let own_lags = prop_oneof![0..=9_u32, Just(u32::MAX)];
+    (1..=6_u32, parts, rows, 0..=6_u32, 0..=3_u32, 0..=3_u32, own_lags).prop_map(
         |(
             k_slices,
             (split_k, stream_k_workers),

@@ -9,14 +9,32 @@
 
 namespace flux {
 
+// Counts an item of a chunk; whether the chunk is complete.
+__device__ __forceinline__ bool completes_chunk(const Params& p, const WorkItem& item) {
+    if (item.counter == kNone) return true;
+    // Orders what this worker has stored before the count that lets another worker raise the
+    // signals.
+    ptx::fence_acq_rel_sys();
+    return ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) == item.raise_after - 1;
+}
+
+// The same by a warp, whose lanes then raise the signals.
+__device__ __forceinline__ bool warp_completes_chunk(const Params& p, const WorkItem& item) {
+    if (item.counter == kNone) return true;
+    u32 complete = 0;
+    if (threadIdx.x % 32 == 0) {
+        complete = completes_chunk(p, item);
+        // Orders the chunk's items, whose counts are acquired, before the other lanes' signals.
+        ptx::fence_acq_rel_sys();
+    }
+    complete = ptx::from_lane(complete, 0);
+    __syncwarp();
+    return complete != 0;
+}
+
 // Raises the item's signal at its owner, once its chunk is complete.
 __device__ __forceinline__ void raise(const Params& p, u32 epoch, const WorkItem& item) {
-    if (item.counter != kNone) {
-        // Orders this worker's slot, at the peer, before the count that lets another worker
-        // raise the signal.
-        ptx::fence_acq_rel_sys();
-        if (ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) != item.raise_after - 1) return;
-    }
+    if (!completes_chunk(p, item)) return;
     // Orders the chunk's slots before the signal: the bulk stores are complete, and the count
     // is acquired.
     ptx::fence_acq_rel_sys();
@@ -31,19 +49,7 @@ __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, cons
     const u32 lane = threadIdx.x % 32;
     const u32 end = item.row + item.rows, all = p.world * (p.m_shard - 1) + p.full_shards;
     u32 first = RowOwner(p, item.row).rank, last = end == all ? p.world - 1 : RowOwner(p, end - 1).rank;
-    if (item.counter != kNone) {
-        u32 counted = 0;
-        if (lane == 0) {
-            // Orders the consumers' rows, acquired with their barriers, before the count that
-            // lets another worker raise the signals.
-            ptx::fence_acq_rel_sys();
-            counted = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) + 1;
-            ptx::fence_acq_rel_sys();
-        }
-        if (ptx::from_lane(counted, 0) != item.raise_after) return;
-        // Orders what the counting lane has acquired before the other lanes' signals.
-        __syncwarp();
-    }
+    if (!warp_completes_chunk(p, item)) return;
     if (item.counter != kNone || p.scatter_mask != 0) {
         first = 0;
         last = p.world - 1;

@@ -94,7 +94,7 @@ private:
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 raise_scattered(p, epoch, item);
             } else if (item.sink == static_cast<u32>(Sink::kReduce)) {
-                raise_at_peers(p, epoch, item, threadIdx.x % 32);
+                if (warp_completes_chunk(p, item)) raise_at_peers(p, epoch, item, threadIdx.x % 32);
             } else if (threadIdx.x % 32 == 0 && (item.partials == 0 || intra_node_peers_stand(p, epoch, item))) {
                 raise(p, epoch, item);
             }

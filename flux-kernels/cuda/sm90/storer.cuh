@@ -268,7 +268,8 @@ private:
         announce(item, live);
     }
 
-    // Stores a finished tile in the caller's y and at every peer, whose signals it then raises.
+    // Stores a finished tile in the caller's y and at every peer, whose signals it then raises if
+    // its chunk is complete.
     __device__ __forceinline__ void share(const WorkItem& item) const {
         bool live = !poisoned(p);
 #pragma unroll
@@ -284,7 +285,8 @@ private:
         if (!live) return;
         // Completes the writes, not only the reads of the buffer: the signals follow them.
         ptx::bulk_wait<0>();
-        // Orders the completed tile before the signals.
+        if (!completes_chunk(p, item)) return;
+        // Orders the chunk's completed tiles before the signals.
         ptx::fence_acq_rel_sys();
 #pragma unroll 1
         for (u32 step = 1; step < p.world; ++step) ptx::store_relaxed_sys(signal_word(p.pad[(p.rank + step) % p.world], item.raise, epoch), epoch);

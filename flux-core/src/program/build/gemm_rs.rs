@@ -12,7 +12,8 @@
 //!
 //! A GEMM-AllReduce works on an own tile as soon as [`Schedule::own_lag`] items lie between it and
 //! the last partial tile for it. So finished tiles leave while others are multiplied.
-//! The peers' finished tiles are copied to `y` at the end.
+//! They are announced in chunks, as the partial tiles of a shard are. The peers' finished tiles are
+//! copied to `y` at the end.
 //!
 //! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other
 //! nodes, in the order in which they were sent. Each was rounded once where it was sent.
@@ -94,22 +95,24 @@ fn own_tiles_early(
 }
 
 /// Appends the copies of peers' finished tiles, in the order in which their owners finish them.
+/// Signals of `tiles_per_chunk` tiles, by owner, begin with `results`.
 fn append_copies(
     problem: &Problem,
     rank: Rank,
     tiles: Vec<TileExtent>,
     results: u32,
+    tiles_per_chunk: u32,
     items: &mut Vec<WorkItem>,
     awaits: &mut Vec<Await>,
 ) {
-    let (world, of_shard) = (problem.world(), tiles.len() as u32);
+    let (world, chunks) = (problem.world(), (tiles.len() as u32).div_ceil(tiles_per_chunk));
     for (index, tile) in (0..).zip(tiles) {
         for owner in (1..world.get()).map(|step| rank.before(step, world)) {
             let rows = problem.shard_rows(owner);
             let tile = tile.above(rows.len() as u32);
             let late_first = awaits.len() as u32;
             awaits.push(Await {
-                signal: results + owner.get() * of_shard + index,
+                signal: results + owner.get() * chunks + index / tiles_per_chunk,
                 peer: owner.get(),
                 k_step: 0,
             });
@@ -170,7 +173,7 @@ pub(super) fn build(
     let all_reduces = problem.op().sums_to() == SumsTo::All && world.peers() > 0;
     // Signals of finished tiles, by owner, follow those of chunks.
     let results = world.peers() * chunks;
-    let signals = if all_reduces { results + world.get() * tiles } else { results };
+    let signals = if all_reduces { results + world.get() * chunks } else { results };
     let copies = if all_reduces { world.peers() * tiles } else { 0 };
     let mut list = Items::new(problem, rank, schedule, nodes, signals, copies);
     // By owner: the first await of its first chunk.
@@ -228,20 +231,25 @@ pub(super) fn build(
             late_count: partials - in_mainloop,
             ..WorkItem::default()
         };
+        // As one of a chunk whose tiles are counted by the counter of this number.
+        let announced = |raise, counter| WorkItem {
+            raise,
+            counter: if tiles_in(chunk) > 1 { counter } else { NONE },
+            raise_after: tiles_in(chunk),
+            ..item
+        };
         let item = match sent {
             Some(((dest, place), owner_place)) => WorkItem {
                 sink: Sink::Send,
                 dest: dest.get(),
                 slot: place * tiles + index,
-                raise: place * chunks + chunk,
-                counter: if tiles_in(chunk) > 1 { owner_place * chunks + chunk } else { NONE },
-                raise_after: tiles_in(chunk),
-                ..item
+                ..announced(place * chunks + chunk, owner_place * chunks + chunk)
             },
-            None if all_reduces => {
-                let raise = results + rank.get() * tiles + index;
-                WorkItem { sink: Sink::Reduce, dest: rank.get(), raise, raise_after: 1, ..item }
-            }
+            None if all_reduces => WorkItem {
+                sink: Sink::Reduce,
+                dest: rank.get(),
+                ..announced(results + rank.get() * chunks + chunk, results + chunk)
+            },
             None => WorkItem {
                 sink: if world.peers() == 0 { Sink::Store } else { Sink::Reduce },
                 dest: rank.get(),
@@ -259,7 +267,15 @@ pub(super) fn build(
     let mut items = list.in_order();
     if all_reduces {
         let tiles = grid.order(schedule.raster_group);
-        append_copies(problem, rank, tiles, results, &mut items, &mut list.awaits);
+        append_copies(
+            problem,
+            rank,
+            tiles,
+            results,
+            tiles_per_chunk,
+            &mut items,
+            &mut list.awaits,
+        );
     }
     TileProgram {
         problem: *problem,
@@ -273,7 +289,12 @@ pub(super) fn build(
         forwards: Vec::new(),
         slots_per_source: tiles,
         in_mainloop,
-        counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
+        // One for each chunk that is sent, then for each own one that peers read.
+        counters: match (tiles_per_chunk, all_reduces) {
+            (1, _) => 0,
+            (_, false) => results,
+            (_, true) => results + chunks,
+        },
         rows: RowLayout::PerShard,
         nodes,
     }

@@ -151,8 +151,8 @@ fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         Sink::Reduce | Sink::ReduceRows if all_reduces && item.raise == NONE => {
             Some("an item whose result others read raises a signal")
         }
-        Sink::Reduce | Sink::ReduceRows if all_reduces && item.counter != NONE => {
-            Some("a finished tile has a signal of its own")
+        Sink::ReduceRows if all_reduces && item.counter != NONE => {
+            Some("a reduction has a signal of its own")
         }
         Sink::Reduce | Sink::ReduceRows if all_reduces => None,
         Sink::Store | Sink::Reduce | Sink::ReduceRows | Sink::Copy if item.raise != NONE => {

@@ -202,7 +202,8 @@ fn reduced_rows(
     Ok(())
 }
 
-/// Checks that a copy awaits the one signal of a peer's tile that has all of its elements.
+/// Checks that a copy awaits the one signal of a peer's tile, alone or in a chunk, that has all of
+/// its elements.
 fn copied(
     p: &TileProgram,
     index: usize,
@@ -225,10 +226,12 @@ fn copied(
         let all = Rect { row: shard.start + tile.row, ..Rect::of_item(tile) };
         item.rows == 0 || all.meet(Rect::of_item(item)) == Some(Rect::of_item(item))
     };
-    let finished = owner.items.iter().find(|tile| {
-        matches!(tile.sink, Sink::Reduce | Sink::ReduceRows) && tile.raise == entry.signal
+    let finished = owner.items.iter().any(|tile| {
+        matches!(tile.sink, Sink::Reduce | Sink::ReduceRows)
+            && tile.raise == entry.signal
+            && holds(tile)
     });
-    if owner.rank != p.rank && finished.is_some_and(holds) { Ok(()) } else { unguarded(owner.rank) }
+    if owner.rank != p.rank && finished { Ok(()) } else { unguarded(owner.rank) }
 }
 
 fn awaits(entries: &[Await], signal: u32) -> bool {

@@ -6,7 +6,8 @@
 //!
 //! A source's bytes pass through a *half*. For AllGather-GEMM it is the shard, dense. For
 //! GEMM-ReduceScatter it has a place for each destination, laid out as the source's place there.
-//! For GEMM-AllReduce it has one place, which all peers read.
+//! For GEMM-AllReduce it is laid out as a reader's: partial tiles go to their owners, and all peers
+//! read the results, or in one exchange all rows.
 //! The kernel writes such a half, the outbox, in its own memory at the addresses of
 //! [`Route::data`].
 
@@ -53,7 +54,7 @@ impl Route {
                 incoming.extend(here.map(|&reader| Incoming {
                     source,
                     index,
-                    block: parcel.block,
+                    blocks: parcel.blocks.clone(),
                     reader,
                 }));
             }

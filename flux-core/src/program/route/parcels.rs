@@ -5,7 +5,7 @@
 
 use super::records::{Block, Origin, Parcel, Reader};
 use crate::layout::slot_bytes;
-use crate::program::{Places, Round, Sink, TileProgram};
+use crate::program::{NONE, Places, Round, Sink, TileProgram, WorkItem};
 use crate::{Rank, SumsTo};
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
         SumsTo::Nothing => shard(program),
         SumsTo::Rows if program.rows.is_flattened() => scattered(program),
         SumsTo::All if program.rows.is_flattened() => scattered_to_all(program),
-        SumsTo::Rows | SumsTo::All => slots(program),
+        SumsTo::Rows | SumsTo::All => tiles(program),
     }
 }
 
@@ -44,29 +44,23 @@ fn shard(program: &TileProgram) -> Vec<Parcel> {
     let mut parcels: Vec<Parcel> = Vec::new();
     for t in program.transfers.iter().filter(|t| t.dest != program.rank.get()) {
         let (row, before) = (u64::from(t.row), u64::from(t.col) * element);
-        let offset = row * row_bytes + before;
         let number = *numbers.entry((t.row, t.rows, t.col, t.cols)).or_insert(parcels.len());
         if number == parcels.len() {
             let block = Block {
-                offset,
+                offset: row * row_bytes + before,
                 rows: u64::from(t.rows),
                 width: u64::from(t.cols) * element,
                 pitch: row_bytes,
             };
             parcels.push(Parcel {
                 origin: Origin::Shard { row, before },
-                block,
+                blocks: vec![block],
                 readers: Vec::new(),
             });
         }
-        let offset = program.gather_place_offset(t.place) + offset;
-        parcels[number].readers.push(Reader {
-            rank: t.dest,
-            signal: t.raise,
-            offset,
-            pitch: row_bytes,
-            step: t.step,
-        });
+        let shift = program.gather_place_offset(t.place);
+        let reader = Reader { rank: t.dest, signal: t.raise, shift, step: t.step };
+        parcels[number].readers.push(reader);
     }
     parcels
 }
@@ -76,31 +70,63 @@ fn step(program: &TileProgram, to: Rank) -> u32 {
     (to.get() + world - program.rank.get()) % world
 }
 
-/// Partial tiles: the consecutive slots of a chunk.
-fn slots(program: &TileProgram) -> Vec<Parcel> {
-    let slot_bytes = slot_bytes(&program.problem, program.tile);
-    let mut chunks: BTreeMap<(u32, u32), (u32, u32, usize)> = BTreeMap::new();
-    for (at, item) in program.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Send) {
-        let chunk = chunks.entry((item.dest, item.raise)).or_insert((item.slot, item.slot, at));
-        *chunk = (chunk.0.min(item.slot), chunk.1.max(item.slot), at);
-    }
-    let mut chunks: Vec<_> = chunks.into_iter().collect();
-    chunks.sort_by_key(|&(_, (.., last))| last);
-    let parcel = |((dest, signal), (first, last, _))| {
-        let dest = Rank::new(dest);
-        let offset = u64::from(first) * slot_bytes;
-        let width = u64::from(last - first + 1) * slot_bytes;
-        let block = Block {
-            offset: offset.wrapping_add(shift(program, dest)),
-            rows: 1,
-            width,
-            pitch: width,
+/// Chunks of partial tiles and of results, in the order of their last tiles.
+fn tiles(program: &TileProgram) -> Vec<Parcel> {
+    let mut chunks: BTreeMap<(u32, u32), (usize, Parcel)> = BTreeMap::new();
+    for (at, item) in program.items.iter().enumerate() {
+        let block = match item.sink {
+            Sink::Send => slot(program, item),
+            Sink::Reduce if item.raise != NONE => result(program, item),
+            _ => continue,
         };
-        let reader =
-            Reader { rank: dest.get(), signal, offset, pitch: width, step: step(program, dest) };
-        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
+        let (last, parcel) = chunks
+            .entry((item.dest, item.raise))
+            .or_insert_with(|| (at, without_bytes(program, item)));
+        *last = at;
+        parcel.blocks.push(block);
+    }
+    let mut chunks: Vec<_> = chunks.into_values().collect();
+    chunks.sort_by_key(|&(last, _)| last);
+    let joined = |parcel: Parcel| Parcel { blocks: Block::join(parcel.blocks), ..parcel };
+    chunks.into_iter().map(|(_, parcel)| joined(parcel)).collect()
+}
+
+/// A parcel of an item's chunk, as yet without bytes.
+fn without_bytes(program: &TileProgram, item: &WorkItem) -> Parcel {
+    let origin = if item.sink == Sink::Reduce { Origin::Results } else { Origin::Outbox };
+    let reader = |to: Rank| Reader {
+        rank: to.get(),
+        signal: item.raise,
+        shift: shift(program, to).wrapping_neg(),
+        step: step(program, to),
     };
-    chunks.into_iter().map(parcel).collect()
+    Parcel {
+        origin,
+        blocks: Vec::new(),
+        readers: program.signalled_ranks(item).map(reader).collect(),
+    }
+}
+
+/// The slot of a partial tile in the outbox. The slots of a chunk follow one another, as rows do.
+fn slot(program: &TileProgram, item: &WorkItem) -> Block {
+    let bytes = slot_bytes(&program.problem, program.tile);
+    let offset = u64::from(item.slot) * bytes;
+    let offset = offset.wrapping_add(shift(program, Rank::new(item.dest)));
+    Block { offset, rows: 1, width: bytes, pitch: bytes }
+}
+
+/// The place of an own tile among the results.
+fn result(program: &TileProgram, item: &WorkItem) -> Block {
+    let problem = &program.problem;
+    let bytes = problem.numerics().output.bytes() as u64;
+    let pitch = u64::from(problem.n()) * bytes;
+    let row = u64::from(problem.shard_rows(program.rank).start + item.row);
+    Block {
+        offset: program.results_offset() + row * pitch + u64::from(item.col) * bytes,
+        rows: u64::from(item.rows),
+        width: u64::from(item.cols) * bytes,
+        pitch,
+    }
 }
 
 /// The rows that flattened tiles scatter to every rank: all peers read the same ones.
@@ -109,15 +135,10 @@ fn scattered_to_all(program: &TileProgram) -> Vec<Parcel> {
     let (rank, bytes) = (program.rank, program.place_bytes());
     let offset = u64::from(rank.get()) * bytes;
     let peers = program.problem.world().ranks().filter(|&peer| peer != rank);
-    let reader = |to: Rank| Reader {
-        rank: to.get(),
-        signal: rank.get(),
-        offset,
-        pitch: bytes,
-        step: step(program, to),
-    };
-    let block = Block { offset, rows: 1, width: bytes, pitch: bytes };
-    vec![Parcel { origin: Origin::Outbox, block, readers: peers.map(reader).collect() }]
+    let reader =
+        |to: Rank| Reader { rank: to.get(), signal: rank.get(), shift: 0, step: step(program, to) };
+    let blocks = vec![Block { offset, rows: 1, width: bytes, pitch: bytes }];
+    vec![Parcel { origin: Origin::Outbox, blocks, readers: peers.map(reader).collect() }]
 }
 
 const SCATTERED_AT_ONCE: &str = "one signal announces all tiles: where each has its own, kernels \
@@ -128,16 +149,13 @@ fn scattered(program: &TileProgram) -> Vec<Parcel> {
     let rounds = program.rounds().expect(SCATTERED_AT_ONCE);
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
-        let offset = u64::from(sent.place) * program.place_bytes() + offset;
-        let block = Block {
-            offset: offset.wrapping_add(shift(program, sent.peer)),
-            rows: 1,
-            width: bytes,
-            pitch: bytes,
-        };
-        let reader =
-            Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
-        Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
+        let at_peer = u64::from(sent.place) * program.place_bytes() + offset;
+        let shift = shift(program, sent.peer);
+        let block =
+            Block { offset: at_peer.wrapping_add(shift), rows: 1, width: bytes, pitch: bytes };
+        let shift = shift.wrapping_neg();
+        let reader = Reader { rank: sent.peer.get(), signal: sent.signal, shift, step };
+        Parcel { origin: Origin::Outbox, blocks: vec![block], readers: vec![reader] }
     };
     rounds.iter().map(parcel).collect()
 }

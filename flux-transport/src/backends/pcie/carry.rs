@@ -26,14 +26,10 @@ pub(super) struct Streams<'a> {
     pub(super) back: &'a Lane,
 }
 
-/// Whether there is anything to copy: a signal may announce nothing.
-fn empty(block: &Block) -> bool {
-    block.rows == 0 || block.width == 0
-}
-
 impl Streams<'_> {
     /// Enqueues the whole call, sends first, so that no stream that peers depend on is behind one
-    /// that depends on them.
+    /// that depends on them. Results depend on what comes before them, so that is enqueued first:
+    /// a full queue of one stream holds up nothing that it waits for.
     ///
     /// # Safety
     /// The route was checked; both lanes are forked from the caller's stream, and the shard's rows
@@ -45,11 +41,18 @@ impl Streams<'_> {
             // SAFETY: this function's promise.
             unsafe { self.tell_of_poison() }?;
         }
-        for parcel in carry.route.outgoing() {
+        let mut incoming = carry.route.incoming().iter().peekable();
+        for (index, parcel) in (0..).zip(carry.route.outgoing()) {
+            let is_added =
+                |before: &&Incoming| parcel.origin == Origin::Results && before.index < index;
+            while let Some(before) = incoming.next_if(is_added) {
+                // SAFETY: this function's promise: the route was checked and the lanes are forked.
+                unsafe { self.receive(before) }?;
+            }
             // SAFETY: this function's promise.
             unsafe { self.send(carry, parcel) }?;
         }
-        for incoming in carry.route.incoming() {
+        for incoming in incoming {
             // SAFETY: this function's promise: the route was checked and the lanes are forked.
             unsafe { self.receive(incoming) }?;
         }
@@ -88,27 +91,27 @@ impl Streams<'_> {
     }
 
     unsafe fn send(&self, carry: &StagedTransfer<'_>, parcel: &Parcel) -> Result<(), CudaError> {
-        let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
-        let from = match parcel.origin {
-            Origin::Shard { row, before } => {
-                Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride }
-            }
-            Origin::Outbox => {
-                let signals = parcel.readers.iter();
-                let raised = signals.map(|r| WordOp::Await {
-                    address: self.at.words().local_pad(r.rank)
-                        + signal_offset(r.signal, self.epoch.half()),
-                    value,
-                });
-                // SAFETY: the words are in the generation's pinned block.
-                unsafe { words_async(self.device, raised, stream) }?;
-                Rows {
+        let (stream, value) = (self.out.raw(), self.epoch.get());
+        if !matches!(parcel.origin, Origin::Shard { .. }) {
+            let raised = parcel.readers.iter().map(|r| WordOp::Await {
+                address: self.at.words().local_pad(r.rank)
+                    + signal_offset(r.signal, self.epoch.half()),
+                value,
+            });
+            // SAFETY: the words are in the generation's pinned block.
+            unsafe { words_async(self.device, raised, stream) }?;
+        }
+        for block in parcel.blocks.iter().filter(|block| !block.is_empty()) {
+            let from = match parcel.origin {
+                Origin::Shard { row, before } => Rows {
+                    address: carry.x + row * carry.row_stride + before,
+                    pitch: carry.row_stride,
+                },
+                Origin::Outbox | Origin::Results => Rows {
                     address: self.at.outbox() + self.region_half() + block.offset,
                     pitch: block.pitch,
-                }
-            }
-        };
-        if !empty(block) {
+                },
+            };
             // SAFETY: the route was checked against the workspace; the caller promised the shard.
             unsafe {
                 let to = self.on_host(self.rank, block);
@@ -127,17 +130,16 @@ impl Streams<'_> {
     }
 
     unsafe fn receive(&self, incoming: &Incoming) -> Result<(), CudaError> {
-        let Incoming { source, ref block, reader, .. } = *incoming;
+        let Incoming { source, ref blocks, reader, .. } = *incoming;
         let (stream, value) = (self.back.raw(), self.epoch.get());
         let flag = self.at.region(source)
             + self.at.host_region(source).layout.flag(self.rank, reader.signal);
         // SAFETY: the word is in the source's region.
         unsafe { words_async(self.device, [WordOp::Await { address: flag, value }], stream) }?;
-        if !empty(block) {
-            let to = Rows {
-                address: self.at.data() + self.region_half() + reader.offset,
-                pitch: reader.pitch,
-            };
+        for block in blocks.iter().filter(|block| !block.is_empty()) {
+            let offset = block.offset.wrapping_add(reader.shift);
+            let to =
+                Rows { address: self.at.data() + self.region_half() + offset, pitch: block.pitch };
             // SAFETY: the route was checked against the workspace.
             unsafe {
                 let from = self.on_host(source, block);
