@@ -121,6 +121,57 @@ def test_engines_of_vllm_become_a_record(tmp_path):
     assert "| decode | 1 | 128 | 32 | 40.0 | 20.0 | 1.00 | 0.50 | 2.00x |" in shown and "100 % of the first ones, 75 % of all." in shown
 
 
+def test_what_does_not_fit_is_refused_with_the_number_before_anything_is_allocated():
+    # A hundred layers of GPT-3 in training.
+    words = ["layers", "--models", "gpt3", "--layers", "100", "--phases", "train", "--ms", "8192", "--transport", "host", "--tp", "2"]
+    ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "gpt3 train at m = 8192 takes 1" in ended.stderr, ended.stderr
+    assert " GB or more in each of the 2 ranks, and " in ended.stderr and "GB of memory are free: give fewer --layers" in ended.stderr, ended.stderr
+
+
+def test_bytes_are_those_that_a_rank_surely_holds():
+    import torch
+    from flux_tp.bench.attention import decoding
+    from flux_tp.bench.memory import least_bytes, refusal
+    from flux_tp.bench.models import MODELS
+    from flux_tp.bench.options import Options
+    from flux_tp.bench.weights import random_layer
+
+    def of_closure(function, name):
+        return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+
+    model = MODELS["tiny"]
+    weights = sum(tensor.numel() for tensor in random_layer(model, 2, torch.device("cpu")).tensors())
+    held = least_bytes(model, 2, 3, "prefill", 0)
+    assert held == 2 * 3 * weights + 4 * weights
+    caches = least_bytes(model, 2, 3, "decode", 5) - least_bytes(model, 2, 3, "prefill", 5)
+    attend = decoding(model, 2, 5, 3, torch.device("cpu"))
+    assert caches == sum(cache.nbytes for cache in of_closure(attend, "caches"))
+    options = Options(["tiny"], ["prefill"], [5], [], 3, "host", 1, None, 1.0)
+    needed = least_bytes(model, 2, 3, "prefill", 5)
+    assert refusal(options, 2, 2 * needed, 2) is None and refusal(options, 2, 2 * needed - 1, 2) is not None
+
+
+def test_a_host_without_gpus_measures_the_tiny_model_and_says_each_step(tmp_path):
+    few = ["--phases", "prefill", "--ms", "4", "--layers", "1", "--samples", "1", "--modes", "none,flux", "--transport", "host"]
+    path = tmp_path / "default-layers.json"
+    command = [sys.executable, "-m", "flux_tp.bench", "layers", *few, "--json", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["model"], row["tp"]) == ("tiny", 2)
+    steps = ["tiny: random weights of 1 layers", "tiny prefill m = 4: reference in fp32, ", "tiny prefill m = 4: first passes of flux"]
+    for step in [*steps, "tiny prefill m = 4: 1 rounds of none, flux"]:
+        assert ended.stderr.count(step) == 1, ended.stderr
+
+
+def test_records_of_flux_bench_are_told_from_ones_own():
+    record = Path(__file__).parents[2] / "results/h200-x2-nvlink.json"
+    command = [sys.executable, "-m", "flux_tp.bench", "show", str(record)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1 and ended.stderr.endswith("flux-bench show prints those of flux-bench bench\n"), ended.stderr
+
+
 def test_unknown_words_are_refused():
     ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", "layers", "--modes", "magic"], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2 and "'magic' is none of none, ar," in ended.stderr

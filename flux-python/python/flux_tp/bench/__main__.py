@@ -49,9 +49,8 @@ def _arguments() -> argparse.Namespace:
     training = commands.add_parser("megatron", help="train a GPT of Megatron-Core with its linear layers and with flux_tp's")
     training.set_defaults(phases=["train"], modes=[])
     models = list(MODELS)
-    published = [model for model in models if model != "tiny"]
     for command in (layers, training):
-        command.add_argument("--models", type=_words(models), default=published, help=f"of {', '.join(models)}")
+        command.add_argument("--models", type=_words(models), help=f"of {', '.join(models)} (all but tiny; tiny on a host without GPUs)")
         command.add_argument("--ms", type=_rows, help="rows of every phase; by default each phase has its own")
         command.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
         command.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
@@ -82,14 +81,29 @@ def _variables(transport: str) -> dict[str, str]:
     return variables
 
 
-def _start(arguments: argparse.Namespace) -> int:
-    """Starts the ranks by torchrun."""
+def _gpus(transport: str) -> int:
     import torch
 
-    gpus = 0 if arguments.transport == "host" else torch.cuda.device_count()
+    return 0 if transport == "host" else torch.cuda.device_count()
+
+
+def _options(a: argparse.Namespace) -> Options:
+    models = a.models or ([model for model in MODELS if model != "tiny"] if _gpus(a.transport) else ["tiny"])
+    return Options(models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit)
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    """Starts the ranks by torchrun."""
+    from .memory import free_on_host, refusal
+
+    gpus = _gpus(arguments.transport)
     world = arguments.tp or gpus or 2
     if gpus and world > gpus:
         print(f"--tp {world}: there are {gpus} GPUs", file=sys.stderr)
+        return 2
+    why = None if gpus else refusal(_options(arguments), world, free_on_host(), world)
+    if why is not None:
+        print(why, file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
@@ -138,8 +152,7 @@ def main() -> int:
     else:
         from .layers import run
 
-    a = arguments
-    run(Options(a.models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit))
+    run(_options(arguments))
     return 0
 
 

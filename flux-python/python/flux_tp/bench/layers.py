@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 
 from .attention import KV_LENGTH, SEQUENCE, causal, decoding
 from .clock import Clock, captured
+from .memory import free_on_host, least_bytes, refusal
 from .models import MODELS
 from .modes import MODES, AllReduce, Mode
 from .options import GRACE, Options
@@ -36,11 +39,16 @@ def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
     faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
     ranks = Ranks(options.transport, max(max(options.rows(phase)) for phase in options.phases))
+    why = ranks.first_word(refusal(options, ranks.world, *_free(ranks)))
+    if why is not None:
+        ranks.close()
+        raise SystemExit(why)
     own = {"layers": options.layers, "sequence": SEQUENCE, "kv_length": KV_LENGTH, "tolerance": TOLERANCE}
     record = Record(ranks, "layers", options, own) if ranks.rank == 0 else None
     if record:
         print(f"{ranks.comm.explain()}\n", flush=True)
     for name in options.models:
+        _say(ranks, f"{name}: random weights of {options.layers} layers")
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
         for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
@@ -59,8 +67,23 @@ def run(options: Options) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
+def _free(ranks: Ranks) -> tuple[int, int]:
+    """Bytes that are free for this rank, and how many ranks share them."""
+    if ranks.device.type == "cuda":
+        return torch.cuda.mem_get_info(ranks.device)[0], 1
+    return free_on_host(), int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
+
+
+def _say(ranks: Ranks, step: str) -> None:
+    """Tells the step that begins, on rank 0."""
+    if ranks.rank == 0:
+        print(step, file=sys.stderr, flush=True)
+
+
 def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: str, m: int) -> dict[str, Any]:
-    model = MODELS[name]
+    model, row = MODELS[name], f"{name} {phase} m = {m}"
+    held = least_bytes(model, ranks.world, len(layers), phase, m)
+    _say(ranks, f"{row}: reference in fp32, {held / 1e9:.1f} GB or more a rank")
     inputs = Inputs(model, m, phase == "train", ranks)
     if phase == "decode":
         attend = decoding(model, ranks.world, m, len(layers), ranks.device)
@@ -83,6 +106,7 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
     why: dict[str, str] = {}
     eager: dict[str, str] = {}
     for label in options.modes:
+        _say(ranks, f"{row}: first passes of {label}")
         kind = MODES[label](phase)
         reason = kind.why_not(ranks, m, phase)
         if reason is None:
@@ -100,6 +124,7 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
             else:
                 eager[label] = reason
     bound = TOLERANCE * error_of(*prepared(AllReduce))
+    _say(ranks, f"{row}: {options.samples} rounds of {', '.join(calls)}")
     times = Clock(ranks, options.samples).rounds(calls) if calls else {}
     # After the timing, so that what replays and repetition spoil is seen.
     errors = {label: error_of(modes[label], call) for label, call in calls.items()}

@@ -160,8 +160,10 @@ def _vllm(record: dict[str, Any]) -> Iterable[str]:
 
 def show(paths: Iterable[Path], summary: bool) -> None:
     """Prints records."""
+    kinds = {"layers": _summary if summary else _full, "megatron": _megatron, "vllm": _vllm}
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        kinds = {"megatron": _megatron, "vllm": _vllm}
-        tables = kinds.get(record["kind"], _summary if summary else _full)
+        tables = kinds.get(record.get("kind")) if isinstance(record, dict) else None
+        if tables is None:
+            raise SystemExit(f"{path} is no record of python -m flux_tp.bench: flux-bench show prints those of flux-bench bench")
         print("\n".join([_set_up(record), *tables(record)]))
