@@ -54,6 +54,18 @@ __device__ __forceinline__ void store_relaxed_sys_64(u64* p, u64 v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
+// ld.relaxed.sys, four words, each of which may come without the others
+__device__ __forceinline__ uint4 load_relaxed_sys_16(u64 p) {
+    uint4 v;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
+// st.relaxed.sys, four words, each of which may arrive without the others
+__device__ __forceinline__ void store_relaxed_sys_16(u64 p, uint4 v) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // fence.acq_rel.sys
 __device__ __forceinline__ void fence_acq_rel_sys() {
     asm volatile("fence.acq_rel.sys;" ::: "memory");

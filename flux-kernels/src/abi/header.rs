@@ -1,9 +1,9 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT,
-    Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams, Weight,
-    WorkerStamps, declare_words,
+    AddRmsNormParams, BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, ItemStamps,
+    MAPS_OF_WEIGHT, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams,
+    Weight, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::DType;
@@ -100,6 +100,7 @@ fn write() -> String {
         RawReport::MIRROR,
         BulkCopy::MIRROR,
         PingPong::MIRROR,
+        Exchange::MIRROR,
     ] {
         text += &mirror.declare();
     }

@@ -40,3 +40,33 @@ mirrored! {
         pub elapsed: u64 = "u64* elapsed",
     }
 }
+
+mirrored! {
+    /// One side of an exchange of data between two devices, a vector of 16 bytes a thread.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Exchange {
+        /// Where the other device's data come: `buffers` of `bytes`, every bit set.
+        pub mine: u64,
+        /// The other device's `mine`.
+        pub theirs: u64,
+        /// Zeroed words of this device, one in 128 bytes for each CTA; 0 where data are their own
+        /// flags.
+        pub my_flags: u64 = "u32* my_flags",
+        /// The other device's `my_flags`.
+        pub their_flags: u64 = "u32* their_flags",
+        /// Bytes of a round; a multiple of [`Links::CTA_BYTES`](crate::harness::Links::CTA_BYTES).
+        pub bytes: u32,
+        /// Buffers that rounds take in turn; even.
+        pub buffers: u32,
+        /// How often each side sends.
+        pub rounds: u32,
+        /// 0 on one side, 1 on the other.
+        pub side: u32,
+        /// Longest time in the kernel, in nanoseconds.
+        pub deadline_ns: u64,
+        /// A u64 of this device that receives the nanoseconds of all rounds but the first.
+        pub elapsed: u64 = "u64* elapsed",
+        /// A zeroed u64 of this device: 1 after a wrong word or the deadline.
+        pub failed: u64 = "u64* failed",
+    }
+}

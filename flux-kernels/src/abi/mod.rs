@@ -15,7 +15,7 @@ pub(crate) use gathered_rows::GatheredRowsParams;
 pub use harness::{Fill, RAW_END};
 pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;
-pub use links::{BulkCopy, PingPong};
+pub use links::{BulkCopy, Exchange, PingPong};
 pub(crate) use params::{MAPS_OF_WEIGHT, Params, Weight};
 pub(crate) use rms_norm::{AddRmsNormParams, RmsNormParams};
 pub use stamps::{ItemStamps, WorkerStamps};

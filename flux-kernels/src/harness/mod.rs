@@ -8,7 +8,7 @@ pub mod data;
 mod links;
 mod memory;
 
-pub use crate::abi::{BulkCopy, Fill, PingPong};
+pub use crate::abi::{BulkCopy, Exchange, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 

@@ -1,10 +1,10 @@
 //! The movements, in the order of the table.
 
-use super::Link;
 use super::rig::{BOX, Rig, TimedStream, copy, once};
+use super::{Link, latencies};
 use crate::harness::Times;
 use anyhow::Context;
-use flux_kernels::harness::{BulkCopy, Links, PingPong};
+use flux_kernels::harness::{BulkCopy, Links};
 
 /// Bytes of all that one device sends in an all-gather, over its peers.
 const ALL_GATHER: usize = BOX;
@@ -13,7 +13,7 @@ const BULK: [(u32, u32); 6] =
     [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
 const RING: u32 = 4;
 
-type Report<'a> = &'a mut dyn FnMut(Link);
+pub(super) type Report<'a> = &'a mut dyn FnMut(Link);
 
 /// Copies to pinned memory of the host and from it.
 pub(super) fn with_the_host(
@@ -31,11 +31,12 @@ pub(super) fn between(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyho
     one_pair(rigs, samples, report)?;
     all_gather(&everyone, samples, report)?;
     bulk(&everyone, samples, report)?;
-    flags(&rigs[0], &rigs[1], samples, report)
+    latencies::all(&rigs[0], &rigs[1], samples, report)
 }
 
-/// Median over `samples` runs after one that warms up, reported as a rate of `bytes`.
-fn rate(
+/// Median over `samples` runs after one that warms up, reported as a rate of `bytes` where there
+/// are any.
+pub(super) fn rate(
     movement: &str,
     bytes: usize,
     samples: usize,
@@ -49,7 +50,7 @@ fn rate(
         movement: movement.to_owned(),
         bytes: bytes as u64,
         us,
-        gb_per_s: Some(bytes as f64 / us * 1e-3),
+        gb_per_s: (bytes > 0).then(|| bytes as f64 / us * 1e-3),
     });
     Ok(())
 }
@@ -170,49 +171,5 @@ fn bulk(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()>
         }
     }
     const { assert!((16 << 10) * RING <= Links::MAX_RING_BYTES) };
-    Ok(())
-}
-
-/// Round trips of a word between two devices, timed by the first one's clock.
-fn flags(one: &Rig, other: &Rig, samples: usize, report: Report<'_>) -> anyhow::Result<()> {
-    const ROUNDS: u32 = 1000;
-    const DEADLINE_NS: u64 = 5_000_000_000;
-    let run = || {
-        for rig in [one, other] {
-            // The words start at zero on both sides before either kernel runs.
-            rig.gpu.upload(&rig.inbox, &[0; 256])?;
-        }
-        for (rig, peer, first) in [(one, other, 1), (other, one, 0)] {
-            rig.gpu.device().bind()?;
-            let side = PingPong {
-                mine: rig.inbox.address(),
-                theirs: peer.inbox.address(),
-                rounds: ROUNDS,
-                first,
-                deadline_ns: DEADLINE_NS,
-                elapsed: rig.inbox.address() + 128,
-            };
-            // SAFETY: words of the two inboxes, zeroed above, used by these two kernels alone.
-            unsafe { rig.links.ping_pong(&side, rig.streams[0].raw())? };
-        }
-        for rig in [one, other] {
-            rig.streams[0].cuda.synchronize()?;
-        }
-        let mut bytes = [0; 256];
-        one.gpu.download(&one.inbox, 0, &mut bytes)?;
-        let ns = bytemuck::pod_read_unaligned::<u64>(&bytes[128..136]);
-        anyhow::ensure!(ns > 0, "two GPUs did not answer each other in time");
-        // The clock starts with the end of the first round.
-        Ok(ns as f64 / f64::from(ROUNDS - 1) * 1e-3)
-    };
-    run()?;
-    let times = (0..samples).map(|_| run()).collect::<anyhow::Result<Vec<_>>>()?;
-    let us = Times::of(&times).context("no samples")?.median;
-    report(Link {
-        movement: "signal round trip, release to acquire, one pair".to_owned(),
-        bytes: 0,
-        us,
-        gb_per_s: None,
-    });
     Ok(())
 }

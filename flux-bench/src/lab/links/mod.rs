@@ -3,6 +3,7 @@
 //! Invariant: a figure is the median of repeated runs between events; where several devices move at
 //! once, of the slowest one.
 
+mod latencies;
 mod measures;
 mod rig;
 
