@@ -267,15 +267,7 @@ pub(super) fn build(
     let mut items = list.in_order();
     if all_reduces {
         let tiles = grid.order(schedule.raster_group);
-        append_copies(
-            problem,
-            rank,
-            tiles,
-            results,
-            tiles_per_chunk,
-            &mut items,
-            &mut list.awaits,
-        );
+        append_copies(problem, rank, tiles, results, tiles_per_chunk, &mut items, &mut list.awaits);
     }
     TileProgram {
         problem: *problem,
