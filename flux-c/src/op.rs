@@ -522,6 +522,14 @@ unsafe fn forward(
         } else {
             Some(operand("x_full", given.x_full)?)
         },
+        constant_weights: match given.constant_weights {
+            0 => false,
+            1 => true,
+            other => {
+                let words = format!("operands.constant_weights = {other}: give 0 or 1");
+                return Err(Error::operand(words));
+            }
+        },
     };
     // SAFETY: as the caller vouches.
     unsafe { op.op.run(&operands, stream) }.map_err(in_c)

@@ -48,6 +48,10 @@ pub struct flux_operands {
     pub x_full: *const flux_tensor,
     /// Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
     pub weight_count: usize,
+    /// 1 where the weights are there before the work ahead of the call on its stream begins, else 0.
+    /// On Hopper the call then loads the first of them while the kernel ahead ends. Whoever changes
+    /// weights waits for the device before the next call of this kind.
+    pub constant_weights: usize,
 }
 
 // SAFETY: sizes and pointers.

@@ -239,7 +239,7 @@ fn a_matrix_that_no_memory_holds_is_not_read() {
         dtype: flux_dtype::FLUX_BF16 as i32,
     };
     let (x, w, y) = (matrix(8, 32), matrix(24, 32), matrix(8, 24));
-    let call = |x, w, y, size, weight_count| {
+    let call_with = |x, w, y, size, weight_count, constant_weights| {
         let operands = flux_operands {
             size,
             x: guarded(&[x]),
@@ -251,12 +251,15 @@ fn a_matrix_that_no_memory_holds_is_not_read() {
             y_norm: null(),
             x_full: null(),
             weight_count,
+            constant_weights,
         };
         // SAFETY: tensors whose memory is as they say, or that are refused.
         unsafe { flux_op_forward_host(op, guarded(&[operands])) }
     };
+    let call = |x, w, y, size, weight_count| call_with(x, w, y, size, weight_count, 0);
     let size = size_of::<flux_operands>();
     for huge in HUGE {
+        refused(call_with(x, w, y, size, 0, huge));
         refused(call(flux_tensor { rows: huge, ..x }, w, flux_tensor { rows: huge, ..y }, size, 0));
         refused(call(flux_tensor { cols: huge, ..x }, w, y, size, 0));
         refused(call(x, flux_tensor { rows: huge, ..w }, y, size, 0));

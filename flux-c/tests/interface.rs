@@ -113,6 +113,7 @@ fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands 
         y_norm: null(),
         x_full: null(),
         weight_count: 0,
+        constant_weights: 0,
     }
 }
 

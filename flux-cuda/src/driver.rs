@@ -6,7 +6,7 @@
 use crate::library;
 use crate::vmm::{Access, PageProperties};
 use crate::{CudaError, Unavailable};
-use cudarc::driver::sys::{CUDA_MEMCPY2D, CUstreamBatchMemOpParams};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUlaunchConfig, CUstreamBatchMemOpParams};
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -74,8 +74,7 @@ crate::table! {
         cu_module_unload = "cuModuleUnload" (Handle) -> c_int;
         cu_module_get_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char) -> c_int;
         cu_func_set_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int) -> c_int;
-        cu_launch_kernel = "cuLaunchKernel"
-            (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void) -> c_int;
+        cu_launch_kernel_ex = "cuLaunchKernelEx" (*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) -> c_int;
         cu_mem_create = "cuMemCreate" (*mut u64, usize, *const PageProperties, c_ulonglong) -> c_int;
         cu_mem_release = "cuMemRelease" (u64) -> c_int;
         cu_mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const PageProperties, c_uint) -> c_int;

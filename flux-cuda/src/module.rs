@@ -3,8 +3,11 @@
 use crate::CudaError;
 use crate::current::Context;
 use crate::driver::{Handle, driver};
+use cudarc::driver::sys::{
+    CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+};
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr::{from_ref, null_mut};
+use std::ptr::{from_ref, null_mut, with_exposed_provenance_mut};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const DYNAMIC_SHARED_BYTES: c_int = 8;
@@ -33,6 +36,10 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// A `CUstream` of the current context, or 0 for its default stream.
     pub stream: usize,
+    /// Whether it may begin before the launch ahead on the stream has ended: programmatic dependent
+    /// launch. The function then awaits that end itself. The driver takes it in captures from CUDA
+    /// 12.3 on.
+    pub programmatic: bool,
 }
 
 impl Module {
@@ -90,25 +97,35 @@ impl Module {
     ) -> Result<(), CudaError> {
         let driver = driver()?;
         let mut argument = from_ref(params).cast_mut().cast::<c_void>();
-        let Launch { grid, threads, shared_bytes, stream } = launch;
+        let Launch { grid, threads, shared_bytes, stream, programmatic } = launch;
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: with_exposed_provenance_mut(stream),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(programmatic),
+        };
         // SAFETY: the caller answers for the parameters, which the driver copies before the call
-        // returns.
+        // returns, as it does the configuration.
         let code = unsafe {
-            (driver.cu_launch_kernel)(
+            (driver.cu_launch_kernel_ex)(
+                &raw const config,
                 function.handle,
-                grid.0,
-                grid.1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                stream,
                 &raw mut argument,
                 null_mut(),
             )
         };
-        driver.check("cuLaunchKernel", code)
+        driver.check("cuLaunchKernelEx", code)
     }
 }
 

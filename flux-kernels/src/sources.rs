@@ -23,6 +23,7 @@ headers![
     "ptx/async_copy.cuh",
     "ptx/bulk.cuh",
     "ptx/element.cuh",
+    "ptx/grid.cuh",
     "ptx/mbarrier.cuh",
     "ptx/memory.cuh",
     "ptx/mma.cuh",

@@ -210,6 +210,7 @@ impl Ops {
             residual: call.residual,
             norm: call.norm.map(norm),
             gathered: call.gathered,
+            constant_weights: false,
         };
         // SAFETY: as the caller has vouched.
         unsafe { op.run(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))

@@ -1,10 +1,13 @@
 // Copies the gathered rows of a finished call. A CTA has one row.
 
 #include "common/shards.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/memory.cuh"
 
 extern "C" __global__ void __launch_bounds__(512) flux_gathered_rows(const __grid_constant__ flux::GatheredRowsParams p) {
     using namespace flux;
+    ptx::await_launch_ahead();
+    ptx::let_next_launch_begin();
     const RowOwner owner(p, blockIdx.x);
     u64 from = p.x + owner.row * p.x_row_bytes;
     if (owner.rank != p.rank) {
@@ -16,5 +19,5 @@ extern "C" __global__ void __launch_bounds__(512) flux_gathered_rows(const __gri
     }
     const uint4* row = reinterpret_cast<const uint4*>(from);
     const u64 out = p.out + blockIdx.x * p.out_row_bytes;
-    for (u64 i = threadIdx.x; i < p.row_bytes / 16; i += blockDim.x) ptx::store_global_16(out + i * 16, ptx::load_constant_16(&row[i]));
+    for (u64 i = threadIdx.x; i < p.row_bytes / 16; i += blockDim.x) ptx::store_global_16(out + i * 16, ptx::load_finished_16(&row[i]));
 }

@@ -4,6 +4,7 @@
 #pragma once
 #include "abi.cuh"
 #include "ptx/element.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -47,15 +48,17 @@ __device__ __forceinline__ void rms_norm(const RmsNormParams& p) {
     const uint4* gain = reinterpret_cast<const uint4*>(p.gain);
     const u64 out = p.out + blockIdx.x * p.out_row_bytes;
     float v[8], sum = 0.0f;
+    ptx::await_launch_ahead();
+    ptx::let_next_launch_begin();
     for (u32 i = threadIdx.x; i < p.cols / Element::kPerVector; i += blockDim.x) {
-        widen_8<Element>(ptx::load_constant_16(&y[i]), v);
+        widen_8<Element>(ptx::load_finished_16(&y[i]), v);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
     }
     const float scale = rms_scale(p, sum);
     for (u32 i = threadIdx.x; i < p.cols / Element::kPerVector; i += blockDim.x) {
         float g[8];
-        widen_8<Element>(ptx::load_constant_16(&y[i]), v);
+        widen_8<Element>(ptx::load_finished_16(&y[i]), v);
         widen_8<Element>(ptx::load_constant_16(&gain[i]), g);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) v[e] = v[e] * scale * g[e];

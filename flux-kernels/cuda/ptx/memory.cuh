@@ -114,6 +114,13 @@ __device__ __forceinline__ uint4 load_constant_16(const void* p) {
     return v;
 }
 
+// ld.global, 16 bytes, kept in L1: for memory that nobody writes once the launch ahead has ended
+__device__ __forceinline__ uint4 load_finished_16(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+
 // prefetch.global.L2: brings a line into L2
 __device__ __forceinline__ void prefetch_line(u64 p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));

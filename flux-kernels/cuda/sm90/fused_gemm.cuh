@@ -9,12 +9,36 @@
 #include "common/mover.cuh"
 #include "sm90/producer.cuh"
 #include "common/trace.cuh"
+#include "ptx/grid.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/storer.cuh"
 #include "sm90/signal_poller.cuh"
 
 namespace flux {
+
+// By one thread, for all others and for bulk loads.
+template <class C>
+__device__ __forceinline__ void init_barriers(const Shared<C>& smem) {
+    for (u32 s = 0; s < C::kStages; ++s) {
+        ptx::mbarrier_init(smem.full(s), 1);
+        ptx::mbarrier_init(smem.empty(s), C::kConsumers);
+    }
+    for (u32 c = 0; c < C::kConsumers; ++c) {
+        ptx::mbarrier_init(smem.out_full(c), 128);
+        ptx::mbarrier_init(smem.out_empty(c), 1);
+    }
+    ptx::mbarrier_init(smem.rows_ready(), 1);
+    ptx::mbarrier_init(smem.copied(), Copier<C>::kArrivals);
+    ptx::mbarrier_init(smem.staged_part_back(), 1);
+    for (u32 piece = 0; piece < C::kInMainloopPieces; ++piece) {
+        ptx::mbarrier_init(smem.in_mainloop_full(piece), 1);
+        ptx::mbarrier_init(smem.in_mainloop_empty(piece), C::kConsumers);
+    }
+    ptx::store_release_cta_shared(smem.arrived(), 0);
+    ptx::store_release_cta_shared(smem.opened(), 0);
+    ptx::fence_mbarrier_init();
+}
 
 template <class C>
 __device__ __forceinline__ void fused_gemm(const Params& p) {
@@ -23,15 +47,28 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warpgroup = ptx::from_lane(threadIdx.x / 128, 0);
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
     stamp_cta(p, &WorkerStamps::entered);
+    const Walk walk{blockIdx.x, gridDim.x, p.item_count};
+    Producer<C> producer{p, smem};
+    // Until `await_launch_ahead` the launch ahead may still run. Items are read before it: their copy
+    // is no launch, so what is behind it on the stream begins when it is done.
+    WorkItem first{};
+    if (warp == 0) {
+        if (walk.first < walk.count) first = load_item(p, walk.first);
+        if (threadIdx.x == 0) init_barriers(smem);
+        __syncwarp();
+        if (p.constant_weights != 0 && ptx::elect_one()) producer.load_first_weights(first);
+        __syncwarp();
+    } else if (threadIdx.x == 32) {
+        ptx::prefetch_tensor_map(&p.a_caller);
+        ptx::prefetch_tensor_map(&p.b);
+        ptx::prefetch_tensor_map(&p.y);
+    }
+    ptx::await_launch_ahead();
+    ptx::let_next_launch_begin();
     // Every CTA reads it before its ticket, so before the last CTA advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
-    const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    // The first load and the first push need these words. They are loaded before the barriers are
-    // made, to overlap the round trips.
-    WorkItem first{};
-    if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
     // The mover is the third warp. The signal poller's and the storer's help it with what every
-    // tile waits for.
+    // tile waits for. The first push needs these words.
     const Mover<C> mover{p, epoch, threadIdx.x % 32, (warp + 1) % Mover<C>::kWarps};
     const bool moves = !C::kReduceScatter && p.transfer_count != 0 && (warp == 2 || (p.push_together && (warp == 1 || warp == 3)));
     Transfer pushed{};
@@ -40,39 +77,14 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         pushed = transfer_of_lane(p, 0);
     }
     const bool reduces = C::kScatters && walk.first < walk.count && p.items[walk.last()].sink == static_cast<u32>(Sink::kReduceRows);
-
-    if (threadIdx.x == 0) {
-        for (u32 s = 0; s < C::kStages; ++s) {
-            ptx::mbarrier_init(smem.full(s), 1);
-            ptx::mbarrier_init(smem.empty(s), C::kConsumers);
-        }
-        for (u32 c = 0; c < C::kConsumers; ++c) {
-            ptx::mbarrier_init(smem.out_full(c), 128);
-            ptx::mbarrier_init(smem.out_empty(c), 1);
-        }
-        ptx::mbarrier_init(smem.rows_ready(), 1);
-        ptx::mbarrier_init(smem.copied(), Copier<C>::kArrivals);
-        ptx::mbarrier_init(smem.staged_part_back(), 1);
-        for (u32 piece = 0; piece < C::kInMainloopPieces; ++piece) {
-            ptx::mbarrier_init(smem.in_mainloop_full(piece), 1);
-            ptx::mbarrier_init(smem.in_mainloop_empty(piece), C::kConsumers);
-        }
-        ptx::store_release_cta_shared(smem.arrived(), 0);
-        ptx::store_release_cta_shared(smem.opened(), 0);
-        ptx::fence_mbarrier_init();
-        ptx::prefetch_tensor_map(&p.a_caller);
-        ptx::prefetch_tensor_map(&p.b);
-        ptx::prefetch_tensor_map(&p.y);
-    }
     __syncthreads();
 
     if (warpgroup == 0) {
         ptx::release_registers<C::kProducerRegisters>();
         if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
         if (warp == 0) {
-            Producer<C> producer{p, smem, epoch};
             const bool leads = ptx::elect_one();
-            if (leads) producer.run(walk, first);
+            if (leads) producer.run(walk, first, epoch);
             __syncwarp();
             const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces));
             // The last tile may still be multiplied, rounded and stored, or reduced.

@@ -17,19 +17,27 @@ template <class C>
 struct Producer {
     const Params& p;
     const Shared<C> smem;
-    const u32 epoch;
+    u32 epoch = 0;  // of the call, once the launch ahead has ended
     RingState<C::kStages> ring;
-    u64 rows = 0;  // last loaded `progress`
+    u32 ahead = 0;  // steps of the first item whose weights are on their way
+    u64 rows = 0;   // last loaded `progress`
     const TensorMap* weights = nullptr;  // of the item's columns
     u32 weights_col = 0;                 // its first column there
 
-    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
+    // Loads weights that the launch ahead does not write, as many steps of the first item as the
+    // ring holds.
+    __device__ __forceinline__ void load_first_weights(const WorkItem& item) {
+        choose_weights(item);
+        ahead = least(item.k_steps, C::kStages);
+        load_weights(item, item.k_first, ahead);
+    }
+
+    __device__ __forceinline__ void run(const Walk& walk, WorkItem item, u32 of_call) {
+        epoch = of_call;
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             if (number != 0) item = load_item(p, i);
-            const WeightOf<C> weight(p, item.col);
-            weights = weight.b();
-            weights_col = item.col - weight.operands().start;
+            choose_weights(item);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
             if (item.a_source >= kCountOf<RowSource>) ptx::trap();
@@ -37,7 +45,13 @@ struct Producer {
             if constexpr (C::kReduceScatter) {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
                 if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
-            } else {
+            }
+            if (ahead != 0) {
+                load_rows(item, {}, number, step, ahead);
+                step += ahead;
+                ahead = 0;
+            }
+            if constexpr (!C::kReduceScatter) {
                 // Rows that nobody sends need no poller.
                 if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
             }
@@ -70,6 +84,12 @@ struct Producer {
     }
 
 private:
+    __device__ __forceinline__ void choose_weights(const WorkItem& item) {
+        const WeightOf<C> weight(p, item.col);
+        weights = weight.b();
+        weights_col = item.col - weight.operands().start;
+    }
+
     // Operand A of an item: the map of its rows, and their place there.
     struct RowsOfA {
         const TensorMap* map;
@@ -125,20 +145,29 @@ private:
         // The consumers free a stage when they have the next one: within an item they hold one
         // until A has arrived too.
         const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
-        const u32 ahead = end - step < free ? end - step : free;
-        RingState<C::kStages> start = ring;
-        for (u32 s = step; s < step + ahead; ++s) {
+        const u32 steps = least(end - step, free);
+        const RingState<C::kStages> start = ring;
+        load_weights(item, step, steps);
+        load_rows(item, start, number, step, steps);
+        return step + steps;
+    }
+
+    __device__ __forceinline__ void load_weights(const WorkItem& item, u32 step, u32 steps) {
+        for (const u32 end = step + steps; step < end; ++step) {
             open_stage(C::kStageBytes);
-            load_b(item, ring.stage, s);
+            load_b(item, ring.stage, step);
             ring.advance();
         }
-        for (u32 s = step; s < step + ahead; ++s) {
+    }
+
+    // Loads the rows of stages from `start` on whose weights were loaded, each when it has arrived.
+    __device__ __forceinline__ void load_rows(const WorkItem& item, RingState<C::kStages> start, u32 number, u32 step, u32 steps) {
+        for (const u32 end = step + steps; step < end; ++step) {
             // Ends, because the signal poller ends all its waits.
-            while (!rows_arrived(number, s)) {}
-            load_a(item, start.stage, s);
+            while (!C::kReduceScatter && item.await_count != 0 && !rows_arrived(number, step)) {}
+            load_a(item, start.stage, step);
             start.advance();
         }
-        return step + ahead;
     }
 
     // Loads in order of arrival. Returns the step from which on all rows have arrived.

@@ -143,6 +143,9 @@ mirrored! {
         /// Whether a library's collective comes before or behind the kernel: an abort of the host
         /// then fails the call, and the kernel stamps that it has closed it.
         pub(crate) sequential: u32,
+        /// Whether no launch ahead on the stream writes weights.
+        pub(crate) constant_weights: u32,
+        pub(crate) padding: u32,
         /// By item, of a call that records them; else 0.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
         /// By CTA, of the same calls.

@@ -101,6 +101,12 @@ pub struct LaunchArgs<'a> {
     pub pace: Pace,
     /// Where the call records its time stamps.
     pub trace: Option<&'a TraceBuffer>,
+    /// Whether the kernel may begin before the launch ahead on the stream has ended; only Hopper's
+    /// may.
+    pub programmatic: bool,
+    /// Whether a kernel that begins so loads weights before that end: no launch on the stream writes
+    /// them.
+    pub constant_weights: bool,
     /// The stream.
     pub stream: usize,
 }

@@ -349,6 +349,8 @@ pub(super) fn encode_params(
         in_mainloop_gap: p.in_mainloop_steps().1,
         op_hash: args.op_hash,
         sequential: u32::from(args.sequential),
+        constant_weights: u32::from(args.constant_weights),
+        padding: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

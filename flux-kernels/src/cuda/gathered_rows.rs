@@ -37,6 +37,8 @@ pub struct GatheredRowsArgs<'a> {
     pub control: u64,
     /// All rows, `[m, k]`.
     pub out: Matrix,
+    /// Whether it may begin before the launch ahead on the stream has ended.
+    pub programmatic: bool,
     /// The stream.
     pub stream: usize,
 }
@@ -74,6 +76,7 @@ impl GatheredRows {
             flattened,
             control: block,
             out,
+            programmatic,
             stream,
         } = *args;
         let row_bytes = u64::from(problem.k()) * problem.numerics().operand.bytes() as u64;
@@ -93,7 +96,8 @@ impl GatheredRows {
         };
         let vectors = row_bytes as u32 / VECTOR_BYTES;
         let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
-        let launch = Launch { grid: (problem.m(), 1), threads, shared_bytes: 0, stream };
+        let grid = (problem.m(), 1);
+        let launch = Launch { grid, threads, shared_bytes: 0, stream, programmatic };
         // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in
         // it.
         Ok(unsafe { self.module.launch(self.function, launch, &params) }?)

@@ -58,6 +58,7 @@ pub unsafe fn launch(
         threads: Variant::THREADS,
         shared_bytes: variant.shared_bytes(),
         stream: args.stream,
+        programmatic: args.programmatic,
     };
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
     Ok(unsafe { kernel.module.launch(kernel.function, launch, &params) }?)

@@ -32,6 +32,8 @@ pub struct RmsNormArgs {
     pub cols: u32,
     /// Added to the mean of squares.
     pub eps: f32,
+    /// Whether it may begin before the launch ahead on the stream has ended.
+    pub programmatic: bool,
     /// The stream.
     pub stream: usize,
 }
@@ -54,7 +56,8 @@ impl RmsNormArgs {
     pub(crate) fn launch(&self, dtype: DType) -> Launch {
         let vectors = self.cols / dtype.per_vector();
         let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
-        Launch { grid: (self.rows, 1), threads, shared_bytes: 0, stream: self.stream }
+        let Self { stream, programmatic, .. } = *self;
+        Launch { grid: (self.rows, 1), threads, shared_bytes: 0, stream, programmatic }
     }
 }
 

@@ -42,6 +42,7 @@ pub(super) fn warm_up(
         threads: Variant::THREADS,
         shared_bytes: variant.shared_bytes(),
         stream: 0,
+        programmatic: false,
     };
     // SAFETY: a call without items and peers uses control block and fault block alone,
     // which live until the synchronisation below.

@@ -50,7 +50,8 @@ impl Links {
         stream: usize,
     ) -> Result<(), LaunchError> {
         let shared_bytes = copy.ring * (copy.piece + 8);
-        let launch = Launch { grid: (ctas, 1), threads: 32, shared_bytes, stream };
+        let launch =
+            Launch { grid: (ctas, 1), threads: 32, shared_bytes, stream, programmatic: false };
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the ranges.
         Ok(unsafe { self.module.launch(self.copy, launch, copy) }?)
     }
@@ -63,7 +64,8 @@ impl Links {
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
     pub unsafe fn ping_pong(&self, side: &PingPong, stream: usize) -> Result<(), LaunchError> {
-        let launch = Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream };
+        let launch =
+            Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream, programmatic: false };
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the words.
         Ok(unsafe { self.module.launch(self.ping_pong, launch, side) }?)
     }

@@ -177,7 +177,8 @@ impl Harness {
             dtype: dtype as u32,
             transposed: u32::from(to.transposed),
         };
-        let launch = Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream };
+        let launch =
+            Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream, programmatic: false };
         // SAFETY: the kernel takes `FillParams`; the caller answers for the window.
         Ok(unsafe { self.module.launch(self.fill, launch, &params) }?)
     }
@@ -207,7 +208,8 @@ impl Harness {
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
     pub fn spin(&self, ns: u64, stream: usize) -> Result<(), LaunchError> {
-        let launch = Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream };
+        let launch =
+            Launch { grid: (1, 1), threads: 1, shared_bytes: 0, stream, programmatic: false };
         // SAFETY: the kernel takes one u64 and touches no memory.
         Ok(unsafe { self.module.launch(self.spin, launch, &ns) }?)
     }
@@ -297,7 +299,8 @@ impl Harness {
             (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
         // A grid is not empty.
         if rows > 0 {
-            let launch = Launch { grid, threads: 256, shared_bytes: 0, stream };
+            let launch =
+                Launch { grid, threads: 256, shared_bytes: 0, stream, programmatic: false };
             // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is
             // ours.
             unsafe { self.module.launch(self.verify, launch, &params) }?;

@@ -349,6 +349,9 @@ impl World {
             push: true,
             pace: self.pace,
             trace: None,
+            // Ranks share the device.
+            programmatic: false,
+            constant_weights: false,
             stream: self.raw(i),
         };
         // SAFETY: the programs are as they were built; all memory belongs to this world and

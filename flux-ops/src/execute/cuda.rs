@@ -198,7 +198,7 @@ impl CudaExecutor {
         let enqueued = self.enqueue(&mut call, on);
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
-        let enqueued = enqueued.and_then(|()| unsafe { self.normalise(operands, raw_stream) });
+        let enqueued = enqueued.and_then(|()| unsafe { self.normalise(on) });
         // SAFETY: the operands are held, and the kernel is ahead on the stream. Peers write this
         // half of the gather buffer again after this rank's next call, which comes behind the copy.
         let enqueued = enqueued.and_then(|()| unsafe { self.hand_out(call.memory(), on) });
@@ -209,12 +209,23 @@ impl CudaExecutor {
     ///
     /// # Safety
     /// As [`RmsNorm::launch`].
-    unsafe fn normalise(&self, operands: &Operands<View>, stream: usize) -> Result<(), CallError> {
-        let (Some((kernel, eps)), Some(norm)) = (&self.norm, &operands.norm) else { return Ok(()) };
-        let y = &operands.weights[0].y;
+    unsafe fn normalise(&self, on: Launch<'_>) -> Result<(), CallError> {
+        let (Some((kernel, eps)), Some(norm)) = (&self.norm, &on.operands.norm) else {
+            return Ok(());
+        };
+        let y = &on.operands.weights[0].y;
         let (rows, cols) = (y.layout.rows as u32, y.layout.cols as u32);
         let (gain, out) = (norm.gain.address, matrix(&norm.y_norm));
-        let args = RmsNormArgs { y: matrix(y), gain, out, rows, cols, eps: eps.get(), stream };
+        let args = RmsNormArgs {
+            y: matrix(y),
+            gain,
+            out,
+            rows,
+            cols,
+            eps: eps.get(),
+            programmatic: on.placed.execution.programmatic,
+            stream: on.stream,
+        };
         // SAFETY: the caller's promise.
         unsafe { kernel.launch(y.dtype, &args) }.map_err(CallError::Launch)
     }
@@ -241,6 +252,7 @@ impl CudaExecutor {
             flattened,
             control: memory.control,
             out: matrix(out),
+            programmatic: plan.programmatic,
             stream: on.stream,
         };
         // SAFETY: the caller's promise.
@@ -350,6 +362,8 @@ impl CudaExecutor {
                 || (matches!(plan.traffic, Traffic::PeerMemory) && !started.pushes),
             pace: plan.pace,
             trace: self.trace.as_ref().map(|trace| &trace.buffer),
+            programmatic: plan.programmatic,
+            constant_weights: operands.constant_weights,
             stream,
         }
     }

@@ -261,6 +261,7 @@ mod tests {
             residual: None,
             norm: None,
             gathered: None,
+            constant_weights: false,
         };
         let refused = executor.run(&ranks[0], &recipe, 1, &operands, Stream::Host).unwrap_err();
         assert!(

@@ -21,6 +21,8 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
+/// CUDA of the driver that takes programmatic launches in captures, 12.3.
+const CAPTURES_PROGRAMMATIC: u32 = 12_030;
 /// Most worker threads of one rank.
 const MAX_THREADS: u32 = 256;
 
@@ -51,6 +53,8 @@ pub(crate) struct ExecutionPlan {
     /// CTAs or threads.
     pub(super) workers: u32,
     pub(super) pace: Pace,
+    /// Whether a call's kernels begin while the launch ahead on the stream ends.
+    pub(super) programmatic: bool,
 }
 
 impl ExecutionPlan {
@@ -89,17 +93,30 @@ impl ExecutionPlan {
         };
         let workers = workers(comm, &traffic, &program, options)?;
         let spread = if is_local { 0 } else { SPREAD_PERCENT };
-        // The portable kernel has no limit.
-        let has_limit =
+        // The portable kernel has no limit, and does not begin early.
+        let is_hopper =
             generation(comm.device().info().map(|info| info.compute)) == Generation::Hopper;
-        let limited = has_limit && matches!(traffic, Traffic::ScatteredToHost);
+        let limited = is_hopper && matches!(traffic, Traffic::ScatteredToHost);
         let limit = if limited { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
         let compares_on_pads = matches!(traffic, Traffic::PeerMemory);
-        Ok((
-            Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace },
-            program,
-        ))
+        // CTAs that begin early hold SMs while the call ahead waits for peers. So nobody else may
+        // need these SMs: no rank on the same device, no messages, and nobody they are left to.
+        let programmatic = is_hopper
+            && matches!(traffic, Traffic::PeerMemory)
+            && options.sm_margin == 0
+            && !comm.shares_device()
+            && flux_cuda::driver_version().is_ok_and(|version| version >= CAPTURES_PROGRAMMATIC);
+        let plan = Self {
+            problem: *problem,
+            traffic,
+            kernel_pushes,
+            compares_on_pads,
+            workers,
+            pace,
+            programmatic,
+        };
+        Ok((plan, program))
     }
 
     /// What calls of every `m` up to this one need, given what their programs do.

@@ -50,7 +50,14 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
         let weights = WeightList::new();
         Self {
             op,
-            operands: Operands { x, weights, residual: None, norm: None, gathered: None },
+            operands: Operands {
+                x,
+                weights,
+                residual: None,
+                norm: None,
+                gathered: None,
+                constant_weights: false,
+            },
             given: 0,
             stray_bias: false,
             residual_in_y: false,
@@ -165,6 +172,29 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// ```
     pub const fn gathered(mut self, x_full: &'a mut TensorMut<'_, X>) -> Self {
         self.operands.gathered = Some(x_full.view());
+        self
+    }
+
+    /// Says that the weights are there before the work ahead of the call on its stream begins. On
+    /// Hopper the call then loads the first of them while the kernel ahead ends. Whoever changes
+    /// weights waits for the device before the next call of this kind. It does not change the
+    /// result, and ranks need not say the same.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, CallError, TensorMut, TensorRef, bf16};
+    /// use flux_transport::Stream;
+    ///
+    /// fn decode(
+    ///     op: &AllGatherGemm<bf16>,
+    ///     (x, w): (&TensorRef<'_, bf16>, &TensorRef<'_, bf16>),
+    ///     y: &mut TensorMut<'_, bf16>,
+    ///     stream: Stream<'_>,
+    /// ) -> Result<(), CallError> {
+    ///     op.call(x).weight(w, y).constant_weights().on(stream)
+    /// }
+    /// ```
+    pub const fn constant_weights(mut self) -> Self {
+        self.operands.constant_weights = true;
         self
     }
 

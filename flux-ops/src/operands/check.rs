@@ -179,6 +179,7 @@ mod tests {
             residual: None,
             norm: None,
             gathered: None,
+            constant_weights: false,
         }
     }
 

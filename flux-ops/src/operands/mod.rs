@@ -29,6 +29,9 @@ pub struct Operands<V> {
     pub norm: Option<Norm<V>>,
     /// Where all rows of `x` go.
     pub gathered: Option<V>,
+    /// Whether the weights are there before the work ahead of the call on its stream begins, as
+    /// [`Call::constant_weights`](crate::Call::constant_weights) says.
+    pub constant_weights: bool,
 }
 
 /// A weight of a call, with its bias and its result.
@@ -121,6 +124,7 @@ impl Operands<RawTensor> {
             residual: optional("residual", &self.residual)?,
             norm: self.norm.as_ref().map(norm).transpose()?,
             gathered: optional("x_full", &self.gathered)?,
+            constant_weights: self.constant_weights,
         })
     }
 }

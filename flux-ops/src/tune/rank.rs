@@ -146,6 +146,7 @@ impl<T: Element> TuneRank<T> {
             residual: None,
             norm: None,
             gathered: None,
+            constant_weights: false,
         };
         // SAFETY: an operand holds its window's elements and is used by calls on this rank's one
         // stream alone. Its memory outlives them: freeing device memory waits for the device.

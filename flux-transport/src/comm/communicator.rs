@@ -119,6 +119,11 @@ impl Communicator {
         self.inner.health.transport().device()
     }
 
+    /// Whether ranks may share a device ([`Options::shared_device`]).
+    pub fn shares_device(&self) -> bool {
+        self.inner.options.shared_device
+    }
+
     /// The transport in use.
     pub fn transport(&self) -> TransportKind {
         self.inner.health.transport().kind()

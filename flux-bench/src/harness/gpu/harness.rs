@@ -212,6 +212,7 @@ impl Gpu {
             rows,
             cols,
             eps: EPS,
+            programmatic: false,
             stream: self.raw_stream(),
         };
         self.device.bind()?;

@@ -1,7 +1,8 @@
 //! The contenders at one shape, on one GPU.
 //!
-//! Invariant: a sample is the time between two events on the one stream. The peers' signals are
-//! raised before it, a spinning kernel hides the launch, and every call takes the next operand set.
+//! Invariant: a sample is the time between two events on the one stream, a call's share of it. The
+//! peers' signals are raised before it, a spinning kernel hides the launches, and every call takes
+//! the next operand set.
 
 use super::contender::Contender;
 use super::mock_peers;
@@ -50,10 +51,24 @@ pub(super) struct KernelContenders<'a> {
     _elsewhere: [DeviceBlock; 2],
     spin: Duration,
     calls: usize,
+    options: CallOptions,
+}
+
+/// How calls are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallOptions {
+    /// Of a sample, back to back.
+    pub(super) of_sample: u32,
+    /// Whether kernels load weights while the call ahead ends.
+    pub(super) constant_weights: bool,
 }
 
 impl<'a> KernelContenders<'a> {
-    pub(super) fn new(gpu: &'a Gpu, case: &'a PlannedLayer) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        gpu: &'a Gpu,
+        case: &'a PlannedLayer,
+        options: CallOptions,
+    ) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
@@ -96,6 +111,7 @@ impl<'a> KernelContenders<'a> {
             _elsewhere: [elsewhere, of_core],
             spin: choice::SPIN,
             calls: 0,
+            options,
         })
     }
 
@@ -152,17 +168,15 @@ impl<'a> KernelContenders<'a> {
         if self.sm80_gemm.is_some() {
             self.choose_algorithm(Contender::Sm80Gemm)?;
         }
-        let longest = choice::longest_enqueue(
-            Contender::all(self.sm80_gemm.is_some()),
-            |contender, round| {
+        let longest =
+            choice::longest_enqueue(Contender::all(self.sm80_gemm.is_some()), |contender, _| {
                 self.raise(contender)?;
                 let start = Instant::now();
-                self.launch(contender, round % SETS)?;
+                self.launch_sample(contender)?;
                 let took = start.elapsed();
                 self.gpu.synchronize()?;
                 Ok(took)
-            },
-        )?;
+            })?;
         self.spin = choice::spin(longest);
         Ok(())
     }
@@ -198,12 +212,23 @@ impl<'a> KernelContenders<'a> {
     }
 
     fn sample(&mut self, contender: Contender) -> anyhow::Result<Span> {
-        let (gpu, set) = (self.gpu, self.calls % SETS);
-        self.calls += 1;
+        let gpu = self.gpu;
         self.raise(contender)?;
         gpu.spin(self.spin)?;
-        let end = gpu.time(|| self.launch(contender, set))?;
-        Ok(Span { start: 0.0, end })
+        let end = gpu.time(|| self.launch_sample(contender))?;
+        Ok(Span { start: 0.0, end: end / f64::from(self.options.of_sample) })
+    }
+
+    /// The calls of a sample, whose first has its signals.
+    fn launch_sample(&mut self, contender: Contender) -> anyhow::Result<()> {
+        for call in 0..self.options.of_sample {
+            if call > 0 {
+                self.raise(contender)?;
+            }
+            self.launch(contender, self.calls % SETS)?;
+            self.calls += 1;
+        }
+        Ok(())
     }
 
     /// What peers raise before the contender's next call, in order on the stream.
@@ -214,7 +239,8 @@ impl<'a> KernelContenders<'a> {
     fn launch(&mut self, contender: Contender, set: usize) -> anyhow::Result<()> {
         let (gpu, set) = (self.gpu, &self.sets[set]);
         if let Some(ours) = among_ours(contender) {
-            return self.ours[ours].launch(gpu, &self.kernel, set);
+            let constant_weights = self.options.constant_weights;
+            return self.ours[ours].launch(gpu, &self.kernel, set, constant_weights);
         }
         let gemm = if contender == Contender::Sm80Gemm {
             self.sm80_gemm.as_ref()
@@ -278,7 +304,7 @@ impl<'a> KernelContenders<'a> {
             let harness = &mut self.peers[peer];
             harness.begin_at(gpu, epoch)?;
             harness.raise(gpu)?;
-            harness.launch(gpu, &self.kernel, &self.sets[0])?;
+            harness.launch(gpu, &self.kernel, &self.sets[0], false)?;
             harness.check(gpu)?;
         }
         Ok(())

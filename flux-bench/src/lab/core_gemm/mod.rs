@@ -40,7 +40,7 @@ use crate::report as bench_report;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 
-use contenders::KernelContenders;
+use contenders::{CallOptions, KernelContenders};
 use flux_core::machine::Machine;
 use flux_cuda::CudaDevice;
 use std::path::PathBuf;
@@ -66,7 +66,17 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
     )]
     pub samples: u32,
+    /// Calls of a round, back to back on the stream. With more than one, T_order and T_flags include
+    /// raising the later calls' signals
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MOST_CALLS))]
+    pub calls: u32,
+    /// Load a call's first weights while the call ahead ends, as ops with constant weights do
+    #[arg(long)]
+    pub constant_weights: bool,
 }
+
+/// Most calls of a round: as many launches as a stream takes without making the host wait.
+const MOST_CALLS: i64 = 512;
 
 /// Measures every shape on the first GPU, prints the table, writes the file, and says whether all
 /// rows verified.
@@ -100,7 +110,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 
 fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     out::note(&format!("core: {}", case.problem));
-    let mut contenders = KernelContenders::new(gpu, case)?;
+    let options = CallOptions { of_sample: args.calls, constant_weights: args.constant_weights };
+    let mut contenders = KernelContenders::new(gpu, case, options)?;
     let exact = contenders.verify_exact()?;
     let times = contenders.measure(args.samples)?;
     let (always, sm80) = times.split_first_chunk().context("four contenders")?;

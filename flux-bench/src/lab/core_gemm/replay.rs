@@ -9,6 +9,7 @@ use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, p
 use flux_core::problem::{Shape, WeightList};
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
+use flux_core::tile::Generation;
 use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Activation;
@@ -127,12 +128,14 @@ impl Replay {
         })
     }
 
-    /// Enqueues the call on a set's operands. Nothing is pushed, as there are no peers.
+    /// Enqueues the call on a set's operands. Nothing is pushed, as there are no peers. As an op's
+    /// call on its own device it begins while the launch ahead ends.
     pub(super) fn launch(
         &mut self,
         gpu: &Gpu,
         kernel: &Kernel,
         set: &OperandBlocks,
+        constant_weights: bool,
     ) -> anyhow::Result<()> {
         let program = self.program.program();
         let problem = &program.problem;
@@ -171,6 +174,8 @@ impl Replay {
             push: false,
             pace: self.pace,
             trace: None,
+            programmatic: kernel.variant().generation() == Generation::Hopper,
+            constant_weights,
             stream: gpu.raw_stream(),
         };
         gpu.device().bind()?;
