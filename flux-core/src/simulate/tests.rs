@@ -134,7 +134,7 @@ fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
 fn through_the_host_results_leave_in_whole_chunks_and_are_copied() {
     let of = |chunk| {
         let schedule = Schedule { chunk, own_lag: u32::MAX, ..schedule() };
-        programs(OpKind::GemmAllReduce, 2, (16, 16, 16), schedule)
+        programs(OpKind::GemmAllReduce, 2, [16, 16, 16], schedule)
     };
     let host = Machine { host_staged: true, ..ROUND };
     // As above the own tiles end at 9.6 and 12.1. Both leave then, and are there at 16.2.
