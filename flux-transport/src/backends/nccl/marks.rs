@@ -8,6 +8,7 @@
 //! Calls in good order are followed by stamps alone. The driver is asked for a mark that stays the
 //! oldest for a moment, by a [thread](Inquiry) that may wait there.
 
+use super::progress::Stall;
 use crate::sync::locked;
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, Event};
@@ -181,74 +182,72 @@ pub(super) enum Verdict {
     Stalled,
 }
 
-/// For how long the device has been in the collective of the oldest mark.
+/// Where the device is with the collective of the oldest mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The driver has not said.
+    Unknown,
+    /// Ahead of it, behind the work of others, which may take as long as it likes.
+    Ahead,
+    /// In it.
+    In,
+    /// Behind it.
+    Behind,
+}
+
+impl Place {
+    fn new(bound: Bound, is_passed: Option<bool>) -> Self {
+        match (bound, is_passed) {
+            (_, None) => Self::Unknown,
+            (Bound::Start, Some(false)) => Self::Ahead,
+            (Bound::Start, Some(true)) | (Bound::End, Some(false)) => Self::In,
+            (Bound::End, Some(true)) => Self::Behind,
+        }
+    }
+
+    /// What is to be done where it has been there for so long.
+    fn judge(self, lasts: Duration, deadline: Duration) -> Verdict {
+        match self {
+            Self::Behind => Verdict::Over,
+            Self::In if lasts > deadline => Verdict::Stalled,
+            Self::Unknown if lasts > deadline.saturating_mul(UNANSWERED) => Verdict::Stalled,
+            Self::Unknown if lasts >= MOMENT.min(deadline / 8) => Verdict::Ask,
+            Self::Unknown | Self::Ahead | Self::In => Verdict::Wait,
+        }
+    }
+}
+
+/// For how long the device is where it is with the collective of the oldest mark.
 #[derive(Debug)]
 pub(super) struct CollectiveStall {
-    deadline: Duration,
-    of: Option<Epoch>,
-    since: Instant,
-    /// When something was known of the mark, if not by now.
-    known: Instant,
-    /// When the device was first seen in the collective.
-    begun: Option<Instant>,
+    stall: Stall<Option<(Epoch, Place)>>,
     inquiry: Option<Inquiry>,
 }
 
 impl CollectiveStall {
-    pub(super) fn new(deadline: Duration) -> Self {
-        let now = Instant::now();
-        Self { deadline, of: None, since: now, known: now, begun: None, inquiry: None }
+    pub(super) fn new() -> Self {
+        Self { stall: Stall::new(), inquiry: None }
     }
 
     /// Looks at the oldest mark of a collective that the device comes to next, or is in.
-    pub(super) fn look(&mut self, mark: Option<Mark>, now: Instant) -> Verdict {
+    pub(super) fn look(&mut self, mark: Option<Mark>, deadline: Duration, now: Instant) -> Verdict {
+        let known = self.stall.at().copied().flatten().map(|(epoch, _)| epoch);
+        if mark.as_ref().map(|mark| mark.epoch) != known {
+            self.inquiry = None;
+        }
         let Some(mark) = mark else {
-            (self.of, self.inquiry) = (None, None);
+            self.stall.lasts(None, now);
             return Verdict::Wait;
         };
-        let asked = self.inquiry.as_ref();
-        let passed = if mark.recorded { asked.and_then(Inquiry::answer) } else { Some(false) };
-        let verdict = self.judge(mark.epoch, mark.bound, passed, now);
-        if verdict == Verdict::Ask && self.inquiry.is_none() && mark.recorded {
+        let answer = self.inquiry.as_ref().and_then(Inquiry::answer);
+        // What is not enqueued is not passed.
+        let is_passed = if mark.recorded { answer } else { Some(false) };
+        let place = Place::new(mark.bound, is_passed);
+        let verdict = place.judge(self.stall.lasts(Some((mark.epoch, place)), now), deadline);
+        if verdict == Verdict::Ask && self.inquiry.is_none() {
             self.inquiry = Some(Inquiry::new(move || mark.is_passed()));
         }
         verdict
-    }
-
-    fn judge(
-        &mut self,
-        epoch: Epoch,
-        bound: Bound,
-        mut passed: Option<bool>,
-        now: Instant,
-    ) -> Verdict {
-        if self.of != Some(epoch) {
-            let begun = (bound == Bound::End).then_some(now);
-            (self.of, self.since, self.known) = (Some(epoch), now, now);
-            (self.begun, self.inquiry, passed) = (begun, None, None);
-        }
-        match (bound, passed) {
-            (Bound::End, Some(true)) => return Verdict::Over,
-            (Bound::Start, Some(true)) => self.begun = self.begun.or(Some(now)),
-            _ => {}
-        }
-        let exceeds = |since: Instant, deadlines: u32| {
-            now.duration_since(since) > self.deadline.saturating_mul(deadlines)
-        };
-        let is_stalled = match passed {
-            Some(_) => self.begun.is_some_and(|begun| exceeds(begun, 1)),
-            None => exceeds(self.known, UNANSWERED),
-        };
-        if passed.is_some() {
-            self.known = now;
-        }
-        if is_stalled {
-            Verdict::Stalled
-        } else if now.duration_since(self.since) >= MOMENT.min(self.deadline / 8) {
-            Verdict::Ask
-        } else {
-            Verdict::Wait
-        }
     }
 }
 
@@ -259,7 +258,6 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     const SECOND: Duration = Duration::from_secs(1);
-    const CALL: Epoch = Epoch::new(7);
 
     /// Call by call what kernels and side streams have stamped.
     #[test]
@@ -286,45 +284,42 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_gather_is_timed_from_when_the_device_has_come_to_it() {
-        let (start, mut stall) = (Instant::now(), CollectiveStall::new(SECOND));
-        let mut at = |passed, after: u32| {
-            stall.judge(CALL, Bound::Start, passed, start + after * (SECOND / 8))
+    /// Verdicts where answers of the driver are seen after so many eighths of the deadline.
+    fn verdicts(bound: Bound, answers: &[(u32, Option<bool>)]) -> Vec<Verdict> {
+        let (start, mut stall) = (Instant::now(), Stall::new());
+        let judged = |&(after, is_passed): &(u32, Option<bool>)| {
+            let place = Place::new(bound, is_passed);
+            place.judge(stall.lasts(place, start + after * (SECOND / 8)), SECOND)
         };
-        assert_eq!(at(None, 0), Verdict::Wait);
-        assert_eq!(at(None, 1), Verdict::Ask);
-        assert_eq!(at(Some(false), 800), Verdict::Ask, "others hold up the stream");
-        assert_eq!(at(Some(true), 801), Verdict::Ask);
-        assert_eq!(at(Some(true), 809), Verdict::Ask);
-        assert_eq!(at(Some(true), 810), Verdict::Stalled);
+        answers.iter().map(judged).collect()
     }
 
     #[test]
-    fn a_sum_is_timed_from_its_kernels_stamp_and_its_end_ends_that() {
-        let (start, mut stall) = (Instant::now(), CollectiveStall::new(SECOND));
-        let mut at = |call: Epoch, passed, after: u32| {
-            stall.judge(call, Bound::End, passed, start + after * (SECOND / 8))
-        };
-        assert_eq!((at(CALL, None, 0), at(CALL, Some(false), 8)), (Verdict::Wait, Verdict::Ask));
-        assert_eq!(at(CALL, Some(false), 9), Verdict::Stalled);
-        assert_eq!(at(CALL, Some(true), 9), Verdict::Over);
-        let next = CALL.next();
-        assert_eq!(at(next, Some(true), 10), Verdict::Wait, "that was of the call before");
-        assert_eq!(at(next, Some(false), 18), Verdict::Ask);
-        assert_eq!(at(next, Some(false), 19), Verdict::Stalled);
+    fn a_gather_is_timed_from_when_the_device_has_come_to_it() {
+        use Verdict::{Ask, Stalled, Wait};
+        let (not_yet, passed) = (Some(false), Some(true));
+        let seen = [(0, None), (1, None), (2, not_yet), (800, not_yet), (801, passed)];
+        assert_eq!(verdicts(Bound::Start, &seen), [Wait, Ask, Wait, Wait, Wait]);
+        let seen = [(801, passed), (809, passed), (810, passed)];
+        assert_eq!(verdicts(Bound::Start, &seen), [Wait, Wait, Stalled]);
+    }
+
+    #[test]
+    fn a_sum_is_timed_until_its_end_is_seen() {
+        use Verdict::{Ask, Over, Stalled, Wait};
+        let (not_yet, passed) = (Some(false), Some(true));
+        let seen = [(0, None), (2, None), (3, not_yet), (11, not_yet), (12, not_yet)];
+        assert_eq!(verdicts(Bound::End, &seen), [Wait, Ask, Wait, Wait, Stalled]);
+        assert_eq!(verdicts(Bound::End, &[(0, not_yet), (8, passed)]), [Wait, Over]);
     }
 
     /// Another thread waits in the driver for room on the stream.
     #[test]
     fn a_driver_that_does_not_answer_is_not_waited_for_for_ever() {
-        let (start, mut stall) = (Instant::now(), CollectiveStall::new(SECOND));
+        use Verdict::{Ask, Stalled, Wait};
         for bound in [Bound::Start, Bound::End] {
-            let call = Epoch::new(bound as u32);
-            let mut at = |after: u32| stall.judge(call, bound, None, start + after * SECOND);
-            assert_eq!((at(0), at(2)), (Verdict::Wait, Verdict::Ask));
-            assert_eq!(at(3), Verdict::Stalled);
-            assert_eq!(stall.judge(call.before(9), bound, None, start), Verdict::Wait);
+            let seen = [(0, None), (16, None), (17, None)];
+            assert_eq!(verdicts(bound, &seen), [Wait, Ask, Stalled]);
         }
     }
 

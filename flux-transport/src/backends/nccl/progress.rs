@@ -120,26 +120,35 @@ impl ProgressWord {
     }
 }
 
-/// For how long the calls have stood where they stand.
+/// For how long something has stood where it stands.
 #[derive(Debug)]
-pub(super) struct Stall {
-    at: Progress,
+pub(super) struct Stall<P> {
+    at: Option<P>,
     since: Instant,
-    deadline: Duration,
 }
 
-impl Stall {
-    pub(super) fn new(at: Progress, deadline: Duration, now: Instant) -> Self {
-        Self { at, since: now, deadline }
+impl<P: PartialEq> Stall<P> {
+    pub(super) fn new() -> Self {
+        Self { at: None, since: Instant::now() }
     }
 
-    /// Whether they stand in a call for too long.
-    pub(super) fn is_too_long(&mut self, at: Progress, now: Instant) -> bool {
-        if at.has_ended() || at != self.at {
-            (self.at, self.since) = (at, now);
-            return false;
+    /// How long it has been seen there.
+    pub(super) fn lasts(&mut self, at: P, now: Instant) -> Duration {
+        if self.at.as_ref() != Some(&at) {
+            (self.at, self.since) = (Some(at), now);
         }
-        now.duration_since(self.since) > self.deadline.saturating_mul(ALLOWED)
+        now.duration_since(self.since)
+    }
+
+    pub(super) const fn at(&self) -> Option<&P> {
+        self.at.as_ref()
+    }
+}
+
+impl Stall<Progress> {
+    /// Whether calls of this deadline stand in one for too long.
+    pub(super) fn is_too_long(&mut self, at: Progress, deadline: Duration, now: Instant) -> bool {
+        self.lasts(at, now) > deadline.saturating_mul(ALLOWED) && !at.has_ended()
     }
 }
 
@@ -152,15 +161,16 @@ mod tests {
 
     #[test]
     fn a_stream_that_takes_no_step_in_a_call_is_found_and_one_between_calls_is_not() {
-        let start = Instant::now();
-        let at = |step| Progress::new(Epoch::new(7), step);
-        let mut stall = Stall::new(at(Step::Ended), SECOND, start);
-        assert!(!stall.is_too_long(at(Step::Ended), start + 100 * SECOND));
-        assert!(!stall.is_too_long(at(Step::Begun), start + 101 * SECOND));
-        assert!(!stall.is_too_long(at(Step::Begun), start + 103 * SECOND));
-        assert!(!stall.is_too_long(at(Step::Messages(0)), start + 104 * SECOND), "it took a step");
-        assert!(!stall.is_too_long(at(Step::Messages(0)), start + 106 * SECOND));
-        assert!(stall.is_too_long(at(Step::Messages(0)), start + 107 * SECOND));
+        let (start, mut stall) = (Instant::now(), Stall::new());
+        let mut at = |step, after: u32| {
+            let now = start + after * SECOND;
+            stall.is_too_long(Progress::new(Epoch::new(7), step), SECOND, now)
+        };
+        assert!(!at(Step::Ended, 0) && !at(Step::Ended, 100));
+        assert!(!at(Step::Begun, 101) && !at(Step::Begun, 103));
+        assert!(!at(Step::Messages(0), 104), "it took a step");
+        assert!(!at(Step::Messages(0), 106));
+        assert!(at(Step::Messages(0), 107));
     }
 
     #[test]

@@ -255,9 +255,13 @@ impl CallWatch {
     }
 
     /// Whether a call does not go on: a fault where no kernel waits for it.
-    pub(super) fn is_stalled(&self, stall: &mut Stall, collective: &mut CollectiveStall) -> bool {
+    pub(super) fn is_stalled(
+        &self,
+        rounds: &mut Stall<Progress>,
+        collective: &mut CollectiveStall,
+    ) -> bool {
         let ((word, stamps), now) = (self.stamps(), Instant::now());
-        if stall.is_too_long(word, now) {
+        if rounds.is_too_long(word, self.deadline, now) {
             tracing::error!(rank = self.rank.get(), "a call does not go on: {word}");
             self.fail(stuck(self.rank, stamps.rounds, None), reason::NCCL);
             return true;
@@ -266,7 +270,7 @@ impl CallWatch {
         let next = self.marks.oldest(stamps);
         let next = next.filter(|mark| mark.bound == Bound::Start || is_in(mark, stamps));
         let epoch = next.as_ref().map_or(stamps.made, |mark| mark.epoch);
-        match collective.look(next, now) {
+        match collective.look(next, self.deadline, now) {
             Verdict::Wait | Verdict::Ask => false,
             Verdict::Over => {
                 self.marks.close(epoch);

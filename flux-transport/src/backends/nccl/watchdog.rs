@@ -98,13 +98,12 @@ impl Drop for PeerListener {
 impl CallWatch {
     /// Until a call has failed; false where it is told to stop before.
     fn until_fault(&self, mut told: Vec<OpHash>) -> bool {
-        let mut stall = Stall::new(self.progress(), self.deadline, Instant::now());
-        let mut collective = CollectiveStall::new(self.deadline);
+        let (mut rounds, mut collective) = (Stall::new(), CollectiveStall::new());
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if self.look(look % ASK == 0) || self.is_stalled(&mut stall, &mut collective) {
+            if self.look(look % ASK == 0) || self.is_stalled(&mut rounds, &mut collective) {
                 return true;
             }
             self.peers.tell(&mut told);
