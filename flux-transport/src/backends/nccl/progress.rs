@@ -15,14 +15,12 @@ use std::time::{Duration, Instant};
 /// kernel does before.
 const ALLOWED: u32 = 2;
 
-/// What has been done of a call. Rounds whose messages go together share their steps, which are
-/// called after the last.
+/// What has been done of a call. Rounds whose messages go together share a step, which is called
+/// after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The caller's stream has come to the call.
     Begun,
-    /// The kernel has stored and announced what this round sends, and those that it goes with.
-    Flag(usize),
     /// The round's messages have gone and come, and what came is announced.
     Messages(usize),
     /// The kernel of a sequential call has ended, behind what is gathered or ahead of a sum.
@@ -40,13 +38,11 @@ impl Progress {
     const CLOSED: u32 = Self::ENDED - 1;
 
     pub(super) fn new(epoch: Epoch, step: Step) -> Self {
-        let of_round = |position: usize, round: usize| {
-            u32::try_from(position + 2 * round).unwrap_or(u32::MAX).min(Self::CLOSED - 1)
-        };
         let step = match step {
             Step::Begun => 0,
-            Step::Flag(round) => of_round(1, round),
-            Step::Messages(round) => of_round(2, round),
+            Step::Messages(round) => {
+                u32::try_from(round + 1).unwrap_or(u32::MAX).min(Self::CLOSED - 1)
+            }
             Step::Closed => Self::CLOSED,
             Step::Ended => Self::ENDED,
         };
@@ -71,21 +67,15 @@ impl Progress {
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (call, step) = (self.0 >> 16, self.step());
-        let round = step.saturating_sub(1) / 2;
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
-            0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
             Self::CLOSED => write!(f, "the kernel of call {call} has ended"),
-            _ if step % 2 == 1 => {
-                write!(
-                    f,
-                    "the side stream is past the kernel's flag of round {round} of call {call}, \
-                     not past its messages"
-                )
-            }
-            _ => {
-                write!(f, "the side stream is past round {round} of call {call}, not past the next")
-            }
+            0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
+            _ => write!(
+                f,
+                "the side stream is past round {} of call {call}, not past the next",
+                step - 1
+            ),
         }
     }
 }
@@ -181,10 +171,6 @@ mod tests {
             "the side stream has begun call 49 and is past nothing of it"
         );
         assert_eq!(
-            text(Step::Flag(0)),
-            "the side stream is past the kernel's flag of round 0 of call 49, not past its messages"
-        );
-        assert_eq!(
             text(Step::Messages(2)),
             "the side stream is past round 2 of call 49, not past the next"
         );
@@ -202,9 +188,8 @@ mod tests {
             let (epoch, last) = (Epoch::new(epoch), Epoch::new(epoch.wrapping_add(behind)));
             let steps = [
                 Step::Begun,
-                Step::Flag(round),
                 Step::Messages(round),
-                Step::Flag(round + 1),
+                Step::Messages(round + 1),
                 Step::Closed,
                 Step::Ended,
             ];

@@ -22,8 +22,8 @@ use flux_core::layout::{WorkspaceSize, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
 use flux_cuda::{
-    CudaDevice, CudaError, RowCopy, Rows, copy_async, copy_out_async, copy_rows_async, host_size,
-    wait_value_async, words_async,
+    CudaDevice, CudaError, RowCopy, Rows, WordOp, copy_async, copy_out_async, copy_rows_async,
+    host_size, words_async,
 };
 
 /// Bytes of a word.
@@ -93,12 +93,12 @@ pub(crate) unsafe fn enqueue_rounds(
     let mut number = 0;
     for group in groups(rounds, peers) {
         if stored {
-            for round in group {
-                let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
-                // SAFETY: a flag of the outbox.
-                unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
-            }
-            note(Step::Flag(number + group.len() - 1))?;
+            let flags = group.iter().map(|round| WordOp::Await {
+                address: outbox.flag(round.sent.peer, round.sent.signal, epoch),
+                value: epoch.get(),
+            });
+            // SAFETY: flags of the outbox.
+            unsafe { words_async(device, flags, stream) }?;
         }
         watch.group(Use::Overlapped, stream, |messages| {
             group.iter().try_for_each(|round| {
