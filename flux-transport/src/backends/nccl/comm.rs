@@ -10,6 +10,7 @@ use super::library::{IN_PROGRESS, Library, NcclError, library};
 use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{CudaDevice, done_by};
 use std::convert::Infallible;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
@@ -30,6 +31,12 @@ pub(super) struct Handle {
     pub(super) library: &'static Library,
     pub(super) device: CudaDevice,
     pub(super) raw: usize,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("device", &self.device).finish_non_exhaustive()
+    }
 }
 
 impl Handle {
@@ -101,17 +108,12 @@ impl Handle {
 }
 
 /// One rank's communicator.
+#[derive(Debug)]
 pub struct Comm {
     handle: Handle,
     rank: u32,
     // One thread at a time.
     not_sync: PhantomData<std::cell::Cell<()>>,
-}
-
-impl std::fmt::Debug for Comm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Comm").field("rank", &self.rank).finish_non_exhaustive()
-    }
 }
 
 impl Comm {

@@ -24,7 +24,6 @@ use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{CudaDevice, done_by};
 use std::convert::Infallible;
 use std::ffi::c_int;
-use std::fmt;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 
@@ -34,9 +33,11 @@ const TOGETHER: Duration = Duration::from_secs(1);
 
 /// What one rank's messages are split from. Whoever has it ends it, with them, by [`close`] or
 /// [`give_up`](Self::give_up).
+#[derive(Debug)]
 pub(super) struct Family(Handle);
 
 /// One rank's communicators for data, by their [use](Use).
+#[derive(Debug)]
 pub(super) struct Messages(Vec<(Use, Handle)>);
 
 /// What a communicator is used for.
@@ -46,18 +47,6 @@ pub(super) enum Use {
     Overlapped,
     /// Collectives before or after a kernel.
     Sequential,
-}
-
-impl fmt::Debug for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family").field("device", &self.0.device).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Messages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(by, _)| by)).finish()
-    }
 }
 
 /// Joins the communicator of `members`, and splits that of the messages from it.

@@ -17,11 +17,10 @@ use std::sync::Arc;
 /// Memory of this rank's device, and flags.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    rank: Rank,
-    nodes: Nodes,
     signals: u32,
     /// A place for each other rank of the rail.
     stored: DeviceBlock,
+    places: RailPlaces,
     /// A pad for each node: the flags of what is stored for the rail's rank there.
     flags: Arc<Flags>,
     /// The number of the call, for who passes rows on, and the words that came with chunks, by the
@@ -43,11 +42,12 @@ impl Outbox {
         let (signals, before) = (size.signals, epoch.before(1).get());
         // The driver makes no block of nothing.
         let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(256)));
+        let stored = block(stored_bytes(nodes, size))?;
+        let places = RailPlaces { first: stored.address(), rank, nodes };
         let this = Self {
-            rank,
-            nodes,
             signals,
-            stored: block(stored_bytes(nodes, size))?,
+            stored,
+            places,
             flags: Arc::new(Flags::new(
                 device,
                 host_size(u64::from(nodes.count()) * pad_bytes(signals)),
@@ -83,27 +83,23 @@ impl Outbox {
 
     /// How the ranks are grouped.
     pub(crate) const fn nodes(&self) -> Nodes {
-        self.nodes
-    }
-
-    fn places(&self) -> RailPlaces {
-        RailPlaces { first: self.stored.address(), rank: self.rank, nodes: self.nodes }
+        self.places.nodes
     }
 
     /// What is stored for the rail's rank in `peer`'s node, in places of `place_bytes`.
     pub(crate) fn stored(&self, peer: Rank, place_bytes: u64) -> u64 {
-        self.places().stored(peer, place_bytes)
+        self.places.stored(peer, place_bytes)
     }
 
     /// Where the executor finds the data region of `peer`, or of whoever shares its node, in calls
     /// whose half begins `half_bytes` into it.
     pub(crate) fn data_of(&self, peer: Rank, storing: Storing, half_bytes: u64) -> u64 {
-        self.places().data_of(peer, storing, half_bytes)
+        self.places.data_of(peer, storing, half_bytes)
     }
 
     /// What the executor takes for the pad of `peer`, or of whoever shares its node.
     pub(crate) fn pad_of(&self, peer: Rank) -> u64 {
-        self.flags.address() + u64::from(self.nodes.node_of(peer)) * pad_bytes(self.signals)
+        self.flags.address() + u64::from(self.nodes().node_of(peer)) * pad_bytes(self.signals)
     }
 
     /// The flag of what is stored for `peer` in call `epoch` and announced by `signal` there.

@@ -65,7 +65,7 @@ fn exchange(
     device: &CudaDevice,
     (link, by, stream): (&Arc<Link>, Use, &SideStream),
     members: &Members,
-    Buffers { sent, received, seen }: &Buffers,
+    buffers: &Buffers,
     until: Instant,
 ) -> Result<(), ConnectError> {
     let began = Instant::now();
@@ -75,10 +75,13 @@ fn exchange(
     let _current = device.enter()?;
     for peer in 0..count {
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
-        unsafe { write_value_async(device, sent.at(peer), word(by, own, peer), stream.raw()) }?;
+        unsafe {
+            write_value_async(device, buffers.sent(peer), word(by, own, peer), stream.raw())
+        }?;
     }
-    let (from, to) = (sent.at(own), received.at(0));
-    let messages: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
+    let (from, to) = (buffers.sent(own), buffers.received(0));
+    let messages: Vec<_> =
+        peers().map(|peer| (buffers.sent(peer), buffers.received(peer), peer)).collect();
     let fill = move |group: &Group<'_>| match by {
         // SAFETY: places in the buffers, which are freed when nothing uses them.
         Use::Sequential => unsafe {
@@ -97,10 +100,16 @@ fn exchange(
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
-        copy_async(device, received.at(own), sent.at(own), size_of::<u32>(), stream.raw())?;
+        copy_async(
+            device,
+            buffers.received(own),
+            buffers.sent(own),
+            size_of::<u32>(),
+            stream.raw(),
+        )?;
         let words = RowCopy {
-            to: Rows { address: received.at(own), pitch: 4 * WORD },
-            from: Rows { address: sent.at(own), pitch: WORD },
+            to: Rows { address: buffers.received(own), pitch: 4 * WORD },
+            from: Rows { address: buffers.sent(own), pitch: WORD },
             rows: 2,
             width: WORD,
         };
@@ -109,13 +118,13 @@ fn exchange(
     // What each peer has sent to this rank, or what was gathered of it.
     let to_see = || {
         let to = |peer| if by == Use::Overlapped { own } else { peer };
-        peers().map(move |peer| (peer, to(peer), received.at(peer)))
+        peers().map(move |peer| (peer, to(peer), buffers.received(peer)))
     };
     for (at, (_, _, from)) in to_see().enumerate() {
         let rows = |address| Rows { address, pitch: WORD };
         // SAFETY: a message's first word, and a place for it, in the buffers.
         unsafe {
-            let to = rows(place(seen, at).expose_provenance() as u64);
+            let to = rows(buffers.seen(at).expose_provenance() as u64);
             let word = RowCopy { to, from: rows(from), rows: 1, width: WORD };
             copy_out_async(device, &word, stream.raw())
         }?;
@@ -125,7 +134,7 @@ fn exchange(
     }
     for (at, (peer, to, _)) in to_see().enumerate() {
         // SAFETY: the stream has written it, and is past that.
-        let (seen, expected) = (unsafe { place(seen, at).read_volatile() }, word(by, peer, to));
+        let (seen, expected) = (unsafe { buffers.seen(at).read_volatile() }, word(by, peer, to));
         if seen != expected {
             return Err(members.not_proven(peer, expected, seen));
         }
@@ -158,11 +167,12 @@ fn connected(
     connected.map(|()| true).map_err(|error| ConnectError::Transport(error.into()))
 }
 
-/// What is sent, what is received, and the first word of each message that has come, for the host.
+/// A message to each rank and one from each, and the first word of those that have come, for the
+/// host.
 #[derive(Debug)]
 struct Buffers {
-    sent: Buffer,
-    received: Buffer,
+    count: u32,
+    messages: DeviceBlock,
     seen: PinnedBlock,
 }
 
@@ -170,29 +180,23 @@ impl Buffers {
     /// For so many ranks.
     fn new(device: &CudaDevice, count: u32) -> Result<Self, CudaError> {
         Ok(Self {
-            sent: Buffer::new(device, count)?,
-            received: Buffer::new(device, count)?,
+            count,
+            messages: DeviceBlock::new(device, 2 * BYTES * count as usize)?,
             seen: PinnedBlock::new(device, size_of::<u32>() * count as usize)?,
         })
     }
-}
 
-/// Where word number `at` is for the host.
-fn place(seen: &PinnedBlock, at: usize) -> *mut u32 {
-    seen.host().cast::<u32>().wrapping_add(at)
-}
-
-/// A message for each rank.
-#[derive(Debug)]
-struct Buffer(DeviceBlock);
-
-impl Buffer {
-    fn new(device: &CudaDevice, count: u32) -> Result<Self, CudaError> {
-        Ok(Self(DeviceBlock::new(device, BYTES * count as usize)?))
+    fn sent(&self, peer: u32) -> u64 {
+        self.messages.address() + BYTES as u64 * u64::from(peer)
     }
 
-    fn at(&self, peer: u32) -> u64 {
-        self.0.address() + BYTES as u64 * u64::from(peer)
+    fn received(&self, peer: u32) -> u64 {
+        self.sent(self.count + peer)
+    }
+
+    /// Where word number `at` is for the host.
+    fn seen(&self, at: usize) -> *mut u32 {
+        self.seen.host().cast::<u32>().wrapping_add(at)
     }
 }
 

@@ -53,8 +53,8 @@ impl Workspace {
         for (block, value) in [(&this.pad, before), (&this.control, 0)] {
             this.fill(block.address(), value, block.bytes() / 4, stream)?;
         }
-        this.fill(this.control() + control::EPOCH, epoch.get(), 1, stream)?;
-        this.fill(this.control() + control::PUSHED, before, 1, stream)?;
+        this.fill(this.control.address() + control::EPOCH, epoch.get(), 1, stream)?;
+        this.fill(this.control.address() + control::PUSHED, before, 1, stream)?;
         this.fill(this.pad.address(), 0, host_size(BROKEN_BYTES / 4), stream)?;
         stream.synchronize()?;
         Ok(this)
@@ -88,32 +88,20 @@ impl Workspace {
     /// The own memory, for what messages bring and take.
     pub(super) fn memory(&self) -> Memory<'_> {
         Memory {
-            data: self.data(),
-            pad: self.pad(),
-            control: self.control(),
+            data: self.data.address(),
+            pad: self.pad.address(),
+            control: self.control.address(),
             size: self.size,
             rank: self.rank,
             outbox: &self.outbox,
         }
     }
 
-    fn data(&self) -> u64 {
-        self.data.address()
-    }
-
-    fn pad(&self) -> u64 {
-        self.pad.address()
-    }
-
-    fn control(&self) -> u64 {
-        self.control.address()
-    }
-
     /// The epoch of the next call, read from the device, which must be idle.
     pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
         let mut word = [0; 4];
         // SAFETY: the epoch is a word of the control block.
-        unsafe { read(&self.device, &mut word, self.control() + control::EPOCH) }?;
+        unsafe { read(&self.device, &mut word, self.control.address() + control::EPOCH) }?;
         Ok(Epoch::new(u32::from_le_bytes(word)))
     }
 }
@@ -127,18 +115,19 @@ impl Outgoing for Workspace {
         let half_bytes = half * self.size.half_stride();
         let data = |peer: Rank| {
             if peer == self.rank {
-                self.data()
+                self.data.address()
             } else {
                 self.outbox.data_of(peer, storing, half_bytes)
             }
         };
-        let pad =
-            |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
+        let pad = |peer: Rank| {
+            if peer == self.rank { self.pad.address() } else { self.outbox.pad_of(peer) }
+        };
         WorkspaceView {
             data: self.world.ranks().map(data).collect(),
             pads: self.world.ranks().map(pad).collect(),
             scattered: None,
-            control: self.control(),
+            control: self.control.address(),
             fault,
             size: self.size,
             deadline_ns,
