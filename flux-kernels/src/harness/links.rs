@@ -80,7 +80,13 @@ impl Links {
     /// [`LaunchError::Driver`] when the launch is refused.
     pub unsafe fn exchange(&self, side: &Exchange, stream: usize) -> Result<(), LaunchError> {
         let grid = (side.bytes / Self::CTA_BYTES, 1);
-        let launch = Launch { grid, threads: Self::EXCHANGE_THREADS, shared_bytes: 0, stream };
+        let launch = Launch {
+            grid,
+            threads: Self::EXCHANGE_THREADS,
+            shared_bytes: 0,
+            stream,
+            programmatic: false,
+        };
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the ranges.
         Ok(unsafe { self.module.launch(self.exchange, launch, side) }?)
     }
