@@ -48,7 +48,6 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
     stamp_cta(p, &WorkerStamps::entered);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    Producer<C> producer{p, smem};
     // Until `await_launch_ahead` the launch ahead may still run. Items are read before it: their copy
     // is no launch, so what is behind it on the stream begins when it is done.
     WorkItem first{};
@@ -56,7 +55,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         if (walk.first < walk.count) first = load_item(p, walk.first);
         if (threadIdx.x == 0) init_barriers(smem);
         __syncwarp();
-        if (p.constant_weights != 0 && ptx::elect_one()) producer.load_first_weights(first);
+        if (p.constant_weights != 0 && ptx::elect_one()) Producer<C>{p, smem, 0}.load_first_weights(first);
         __syncwarp();
     } else if (threadIdx.x == 32) {
         ptx::prefetch_tensor_map(&p.a_caller);
@@ -83,8 +82,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         ptx::release_registers<C::kProducerRegisters>();
         if (moves) mover.run(blockIdx.x, gridDim.x, pushed);
         if (warp == 0) {
+            Producer<C> producer{p, smem, epoch};
             const bool leads = ptx::elect_one();
-            if (leads) producer.run(walk, first, epoch);
+            if (leads) producer.run(walk, first);
             __syncwarp();
             const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces));
             // The last tile may still be multiplied, rounded and stored, or reduced.

@@ -17,10 +17,9 @@ template <class C>
 struct Producer {
     const Params& p;
     const Shared<C> smem;
-    u32 epoch = 0;  // of the call, once the launch ahead has ended
+    const u32 epoch;
     RingState<C::kStages> ring;
-    u32 ahead = 0;  // steps of the first item whose weights are on their way
-    u64 rows = 0;   // last loaded `progress`
+    u64 rows = 0;  // last loaded `progress`
     const TensorMap* weights = nullptr;  // of the item's columns
     u32 weights_col = 0;                 // its first column there
 
@@ -28,12 +27,10 @@ struct Producer {
     // ring holds.
     __device__ __forceinline__ void load_first_weights(const WorkItem& item) {
         choose_weights(item);
-        ahead = least(item.k_steps, C::kStages);
-        load_weights(item, item.k_first, ahead);
+        load_weights(item, item.k_first, steps_ahead(item));
     }
 
-    __device__ __forceinline__ void run(const Walk& walk, WorkItem item, u32 of_call) {
-        epoch = of_call;
+    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             if (number != 0) item = load_item(p, i);
@@ -46,10 +43,12 @@ struct Producer {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
                 if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
             }
-            if (ahead != 0) {
-                load_rows(item, {}, number, step, ahead);
+            if (p.constant_weights != 0 && number == 0) {
+                // Their weights are on their way.
+                const u32 ahead = steps_ahead(item);
+                load_rows(item, ring, number, step, ahead);
                 step += ahead;
-                ahead = 0;
+                ring = {ahead % C::kStages, ahead / C::kStages};
             }
             if constexpr (!C::kReduceScatter) {
                 // Rows that nobody sends need no poller.
@@ -84,6 +83,9 @@ struct Producer {
     }
 
 private:
+    // Steps of the first item whose weights are loaded before the launch ahead has ended.
+    __device__ __forceinline__ static u32 steps_ahead(const WorkItem& item) { return least(item.k_steps, C::kStages); }
+
     __device__ __forceinline__ void choose_weights(const WorkItem& item) {
         const WeightOf<C> weight(p, item.col);
         weights = weight.b();

@@ -45,6 +45,18 @@ impl Pace {
     pub const SENT_BYTES: u32 = crate::abi::SENT_BYTES;
 }
 
+/// When a launch begins, beside the launch ahead of it on its stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaunchStart {
+    /// When that has ended.
+    #[default]
+    Behind,
+    /// While that ends, of whose work it reads nothing before. Only Hopper's kernels may.
+    Early,
+    /// The same, but for the first weights, which nothing ahead writes.
+    WithWeights,
+}
+
 /// A weight of a call, with its result.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightArgs {
@@ -101,12 +113,8 @@ pub struct LaunchArgs<'a> {
     pub pace: Pace,
     /// Where the call records its time stamps.
     pub trace: Option<&'a TraceBuffer>,
-    /// Whether the kernel may begin before the launch ahead on the stream has ended; only Hopper's
-    /// may.
-    pub programmatic: bool,
-    /// Whether a kernel that begins so loads weights before that end: no launch on the stream writes
-    /// them.
-    pub constant_weights: bool,
+    /// When it begins.
+    pub start: LaunchStart,
     /// The stream.
     pub stream: usize,
 }

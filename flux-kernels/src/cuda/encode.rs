@@ -1,6 +1,6 @@
 //! From a program and the arguments of a launch to the kernel's parameters.
 
-use super::args::{LaunchArgs, Matrix, Residual, WeightArgs};
+use super::args::{LaunchArgs, LaunchStart, Matrix, Residual, WeightArgs};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxWidth, Fetch, Operand, Outer, encode};
@@ -349,7 +349,7 @@ pub(super) fn encode_params(
         in_mainloop_gap: p.in_mainloop_steps().1,
         op_hash: args.op_hash,
         sequential: u32::from(args.sequential),
-        constant_weights: u32::from(args.constant_weights),
+        constant_weights: u32::from(args.start == LaunchStart::WithWeights),
         padding: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),

@@ -1,6 +1,6 @@
 //! Enqueues a call.
 
-use super::args::{LaunchArgs, WeightArgs};
+use super::args::{LaunchArgs, LaunchStart, WeightArgs};
 use super::encode::encode_params;
 use super::error::LaunchError;
 use super::kernel::Kernel;
@@ -58,7 +58,7 @@ pub unsafe fn launch(
         threads: Variant::THREADS,
         shared_bytes: variant.shared_bytes(),
         stream: args.stream,
-        programmatic: args.programmatic,
+        programmatic: args.start != LaunchStart::Behind,
     };
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
     Ok(unsafe { kernel.module.launch(kernel.function, launch, &params) }?)

@@ -14,7 +14,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_cuda::ComputeCapability;
 use flux_kernels::cuda::{
-    DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, WeightArgs, launch,
+    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, Residual, WeightArgs, launch,
 };
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::{Activation, GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
@@ -350,8 +350,7 @@ impl World {
             pace: self.pace,
             trace: None,
             // Ranks share the device.
-            programmatic: false,
-            constant_weights: false,
+            start: LaunchStart::Behind,
             stream: self.raw(i),
         };
         // SAFETY: the programs are as they were built; all memory belongs to this world and

@@ -16,8 +16,8 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
-    DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
-    Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch,
+    DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs,
+    LaunchStart, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch,
 };
 use flux_kernels::{Activation, GateLayout, KernelTarget, Variant};
 use flux_transport::{
@@ -362,8 +362,11 @@ impl CudaExecutor {
                 || (matches!(plan.traffic, Traffic::PeerMemory) && !started.pushes),
             pace: plan.pace,
             trace: self.trace.as_ref().map(|trace| &trace.buffer),
-            programmatic: plan.programmatic,
-            constant_weights: operands.constant_weights,
+            start: match (plan.programmatic, operands.constant_weights) {
+                (false, _) => LaunchStart::Behind,
+                (true, false) => LaunchStart::Early,
+                (true, true) => LaunchStart::WithWeights,
+            },
             stream,
         }
     }

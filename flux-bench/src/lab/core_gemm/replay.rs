@@ -13,7 +13,9 @@ use flux_core::tile::Generation;
 use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Activation;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, WeightArgs, launch};
+use flux_kernels::cuda::{
+    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, WeightArgs, launch,
+};
 use flux_ops::internal::launch_of;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
@@ -174,8 +176,11 @@ impl Replay {
             push: false,
             pace: self.pace,
             trace: None,
-            programmatic: kernel.variant().generation() == Generation::Hopper,
-            constant_weights,
+            start: match (kernel.variant().generation(), constant_weights) {
+                (Generation::Portable, _) => LaunchStart::Behind,
+                (Generation::Hopper, false) => LaunchStart::Early,
+                (Generation::Hopper, true) => LaunchStart::WithWeights,
+            },
             stream: gpu.raw_stream(),
         };
         gpu.device().bind()?;
