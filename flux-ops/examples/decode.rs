@@ -16,7 +16,7 @@ use flux_ops::{AllGatherGemm, GemmAllReduce};
 use flux_transport::{Communicator, Options, Select, World, WorldError, device_count};
 use half::bf16;
 use llama::{Cache, EPS, HEAD, HIDDEN, INNER, attention, layer, matrix, normalised, swiglu};
-use std::{error::Error, process::ExitCode, thread};
+use std::{error::Error, thread};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -24,21 +24,12 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const BATCHES: [usize; 6] = [5, 1, 3, 8, 2, 7];
 const MAX_M: usize = 8;
 
-fn main() -> ExitCode {
-    flux_transport::probe::serve(); // peer access is proven in a process of its own, which is this program again
-    match ranks() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}"); // says what to do; of an error that is returned from here only `Debug` would be seen
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn ranks() -> Result<()> {
+fn main() -> Result<()> {
+    flux_transport::probe::serve(); // first: a probe of peer access is this program again
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
-        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?, // a GPU each, or on the host
+        // Threads: a GPU each, or on the host.
+        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?,
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {

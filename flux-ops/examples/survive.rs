@@ -13,7 +13,7 @@ use flux_transport::{
     Communicator, ConnectError, ControlError, Rebuild, Select, Stream, World, WorldError,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{env, error::Error, process, process::ExitCode};
+use std::{env, error::Error, process};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -24,18 +24,11 @@ const N: usize = 96;
 const K: usize = 64;
 const REQUESTS: u64 = 12;
 
-fn main() -> ExitCode {
-    let done = match World::from_env() {
+fn main() -> Outcome<()> {
+    match World::from_env() {
         Ok(world) => serve(&world),
         Err(WorldError::NoLauncher) => launch(),
         Err(error) => Err(error.into()),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
     }
 }
 
@@ -65,7 +58,8 @@ fn launch() -> Outcome<()> {
 fn serve(world: &World) -> Outcome<()> {
     let mut words = env::args().skip(1).map(|word| word.parse::<u64>());
     let (lost, at) = (words.next().unwrap_or(Ok(1))?, words.next().unwrap_or(Ok(5))?);
-    let number = world.rank(); // in the launch; a communicator that is rebuilt has numbers of its own
+    // In the launch; a communicator that is rebuilt has numbers of its own.
+    let number = world.rank();
 
     let mut comm = Communicator::connect_blocking(world, Select::Host)?;
     let mut layer =

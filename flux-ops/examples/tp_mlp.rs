@@ -11,25 +11,16 @@ use device::Device;
 use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
 use flux_transport::{Communicator, Select, World, WorldError, device_count};
 use half::bf16;
-use std::{cmp::Ordering, error::Error, process::ExitCode, thread};
+use std::{cmp::Ordering, error::Error, thread};
 
 const FEATURES: usize = 128;
 
-fn main() -> ExitCode {
-    flux_transport::probe::serve(); // peer access is proven in a process of its own, which is this program again
-    match ranks() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}"); // says what to do; of an error that is returned from here only `Debug` would be seen
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn ranks() -> Result<(), Box<dyn Error + Send + Sync>> {
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    flux_transport::probe::serve(); // first: a probe of peer access is this program again
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
-        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?, // a GPU each, or on the host
+        // Threads: a GPU each, or on the host.
+        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?,
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {

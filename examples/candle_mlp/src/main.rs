@@ -23,7 +23,7 @@ const FEATURES: usize = 128;
 const INNER: usize = 264;
 
 fn main() -> Result<()> {
-    flux_transport::probe::serve(); // peer access is proven in a process of its own, which is this program again
+    flux_transport::probe::serve(); // first: a probe of peer access is this program again
     let (ranks, select) = ranks()?;
     let worlds = World::local(ranks).map_err(Error::wrap)?;
     std::thread::scope(|scope| {

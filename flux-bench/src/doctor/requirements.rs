@@ -31,7 +31,7 @@ pub(super) fn lines() -> Vec<String> {
     facts.lines()
 }
 
-/// The words of each requirement, as in README's table.
+/// The words of each requirement, as in README's list.
 fn needed() -> [String; 4] {
     let (driver, nvrtc) = (flux_cuda::OLDEST_DRIVER, Nvrtc::OLDEST);
     [
@@ -160,7 +160,7 @@ mod tests {
     fn the_readme_lists_the_same_minimums() {
         let readme = include_str!("../../../README.md");
         for needed in needed() {
-            assert!(readme.contains(&format!("| {needed} |")), "README.md lacks `| {needed} |`");
+            assert!(readme.contains(&format!("\n- {needed}\n")), "README.md lacks `- {needed}`");
         }
     }
 }

@@ -64,7 +64,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
                 build::<bf16>(op, shape, options, &node.comm).unwrap_err().to_string()
             };
             let shape_refused = |op, shape| refused(op, shape, OpOptions::default());
-            assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
+            assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("max_m = 0"));
             assert!(shape_refused(OPS[1], [8 * w, 0, 8 * w]).starts_with("n = 0"));
             assert!(shape_refused(OPS[0], [8 * w, 8 * w, 0]).starts_with("k = 0"));
             assert!(

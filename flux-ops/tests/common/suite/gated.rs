@@ -124,12 +124,10 @@ pub fn what_cannot_be_gated_is_refused(machine: Machine) {
                 matches!(error, BuildError::Problem(ProblemError::Alignment { multiple: 16, .. })),
                 "{error}"
             );
-            assert!(
-                error.to_string().ends_with(&format!("pad n with zeros to {}", n + 16)),
-                "{error}"
-            );
+            let padded = |rows| format!("pad the gates and the ups with zeros to {rows} rows each");
+            assert!(error.to_string().ends_with(&padded(n / 2 + 8)), "{error}");
             let error = refused([m, 16 * w - 8, k], gated).to_string();
-            assert!(error.ends_with(&format!("pad n with zeros to {}", 16 * w)), "{error}");
+            assert!(error.ends_with(&padded(8 * w)), "{error}");
             let error = refused([m, n, k], OpOptions { weights: WeightLayout::Kn, ..gated });
             assert!(
                 matches!(error, BuildError::GatedWeights { weights: WeightLayout::Kn }),
