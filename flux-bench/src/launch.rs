@@ -1,6 +1,7 @@
 //! `flux-bench launch`: a program once for every rank, as processes of this machine.
 //!
-//! Invariant: the launch fails where a rank fails, names the first cause, and leaves no rank behind.
+//! Invariant: the launch fails where a rank fails, names the first cause, and leaves no rank
+//! behind.
 
 use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};

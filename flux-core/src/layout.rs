@@ -15,7 +15,7 @@
 //! control (private)    [ epoch ][ ticket ][ poison ][ pushed ]
 //!                      [ stores begun ][ stores ended ][ counters, dense u32 ]
 //!
-//! fault   (host)       [ FaultRecord ][ abort word ][ closed ]   readable and writable by host and device
+//! fault   (host)       [ FaultRecord ][ abort word ][ closed ]   of host and device
 //! ```
 
 use crate::rank::MAX_WORLD;

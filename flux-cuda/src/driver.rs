@@ -35,19 +35,23 @@ crate::table! {
         cu_ctx_push_current = "cuCtxPushCurrent_v2" (Handle) -> c_int;
         cu_ctx_pop_current = "cuCtxPopCurrent_v2" (*mut Handle) -> c_int;
         cu_ctx_synchronize = "cuCtxSynchronize" () -> c_int;
-        cu_ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int) -> c_int;
-        cu_stream_create_with_priority = "cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int) -> c_int;
+        cu_ctx_get_stream_priority_range = "cuCtxGetStreamPriorityRange"
+            (*mut c_int, *mut c_int) -> c_int;
+        cu_stream_create_with_priority = "cuStreamCreateWithPriority"
+            (*mut Handle, c_uint, c_int) -> c_int;
         cu_stream_destroy = "cuStreamDestroy_v2" (Handle) -> c_int;
         cu_stream_synchronize = "cuStreamSynchronize" (Handle) -> c_int;
         cu_stream_query = "cuStreamQuery" (Handle) -> c_int;
         cu_stream_wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint) -> c_int;
         cu_stream_write_value = "cuStreamWriteValue32_v2" (Handle, u64, u32, c_uint) -> c_int;
         cu_stream_wait_value = "cuStreamWaitValue32_v2" (Handle, u64, u32, c_uint) -> c_int;
-        cu_stream_batch_mem_op = "cuStreamBatchMemOp_v2" (Handle, c_uint, *mut CUstreamBatchMemOpParams, c_uint) -> c_int;
+        cu_stream_batch_mem_op = "cuStreamBatchMemOp_v2"
+            (Handle, c_uint, *mut CUstreamBatchMemOpParams, c_uint) -> c_int;
         cu_stream_get_ctx = "cuStreamGetCtx" (Handle, *mut Handle) -> c_int;
         cu_stream_get_id = "cuStreamGetId" (Handle, *mut c_ulonglong) -> c_int;
         cu_stream_get_capture_info = "cuStreamGetCaptureInfo_v3"
-            (Handle, *mut c_int, *mut u64, *mut c_void, *mut c_void, *mut c_void, *mut usize) -> c_int;
+            (Handle, *mut c_int, *mut u64, *mut c_void, *mut c_void, *mut c_void,
+             *mut usize) -> c_int;
         cu_event_create = "cuEventCreate" (*mut Handle, c_uint) -> c_int;
         cu_event_destroy = "cuEventDestroy_v2" (Handle) -> c_int;
         cu_event_query = "cuEventQuery" (Handle) -> c_int;
@@ -58,7 +62,8 @@ crate::table! {
         cu_mem_alloc = "cuMemAlloc_v2" (*mut u64, usize) -> c_int;
         cu_mem_free = "cuMemFree_v2" (u64) -> c_int;
         cu_mem_host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int;
-        cu_mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (*mut u64, *mut c_void, c_uint) -> c_int;
+        cu_mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2"
+            (*mut u64, *mut c_void, c_uint) -> c_int;
         cu_mem_free_host = "cuMemFreeHost" (*mut c_void) -> c_int;
         cu_mem_host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint) -> c_int;
         cu_mem_host_unregister = "cuMemHostUnregister" (*mut c_void) -> c_int;
@@ -72,15 +77,22 @@ crate::table! {
         cu_pointer_get_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, u64) -> c_int;
         cu_module_load_data = "cuModuleLoadData" (*mut Handle, *const c_void) -> c_int;
         cu_module_unload = "cuModuleUnload" (Handle) -> c_int;
-        cu_module_get_function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char) -> c_int;
+        cu_module_get_function = "cuModuleGetFunction"
+            (*mut Handle, Handle, *const c_char) -> c_int;
         cu_func_set_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int) -> c_int;
-        cu_launch_kernel_ex = "cuLaunchKernelEx" (*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) -> c_int;
-        cu_mem_create = "cuMemCreate" (*mut u64, usize, *const PageProperties, c_ulonglong) -> c_int;
+        cu_launch_kernel_ex = "cuLaunchKernelEx"
+            (*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) -> c_int;
+        cu_mem_create = "cuMemCreate"
+            (*mut u64, usize, *const PageProperties, c_ulonglong) -> c_int;
         cu_mem_release = "cuMemRelease" (u64) -> c_int;
-        cu_mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (*mut usize, *const PageProperties, c_uint) -> c_int;
-        cu_mem_export_to_shareable_handle = "cuMemExportToShareableHandle" (*mut c_void, u64, c_uint, c_ulonglong) -> c_int;
-        cu_mem_import_from_shareable_handle = "cuMemImportFromShareableHandle" (*mut u64, *mut c_void, c_uint) -> c_int;
-        cu_mem_address_reserve = "cuMemAddressReserve" (*mut u64, usize, usize, u64, c_ulonglong) -> c_int;
+        cu_mem_get_allocation_granularity = "cuMemGetAllocationGranularity"
+            (*mut usize, *const PageProperties, c_uint) -> c_int;
+        cu_mem_export_to_shareable_handle = "cuMemExportToShareableHandle"
+            (*mut c_void, u64, c_uint, c_ulonglong) -> c_int;
+        cu_mem_import_from_shareable_handle = "cuMemImportFromShareableHandle"
+            (*mut u64, *mut c_void, c_uint) -> c_int;
+        cu_mem_address_reserve = "cuMemAddressReserve"
+            (*mut u64, usize, usize, u64, c_ulonglong) -> c_int;
         cu_mem_address_free = "cuMemAddressFree" (u64, usize) -> c_int;
         cu_mem_map = "cuMemMap" (u64, usize, usize, u64, c_ulonglong) -> c_int;
         cu_mem_unmap = "cuMemUnmap" (u64, usize) -> c_int;

@@ -1,4 +1,5 @@
-//! The variants that most ops take, which are compiled ahead of time also for hosts with a compiler.
+//! The variants that most ops take, which are compiled ahead of time also for hosts with a
+//! compiler.
 //!
 //! Invariant: each has both element types and both layouts of weights. They are the kernels that
 //! most rows of the shipped plan table and most of the cost model's first plans for common layers

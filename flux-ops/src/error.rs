@@ -288,7 +288,8 @@ pub enum CallError {
     /// An operand has another shape than the op, or rows of another `m` than the others.
     #[error(
         "{operand} is [{}, {}], but {op} with m = {m} takes [{}, {}] on rank {rank} of {world}: {}",
-        found.rows, found.cols, expected.rows, expected.cols, shape_remedy(operand, *op, *expected, *found)
+        found.rows, found.cols, expected.rows, expected.cols,
+        shape_remedy(operand, *op, *expected, *found)
     )]
     Shape {
         /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`; of a further weight
@@ -380,8 +381,8 @@ pub enum CallError {
     },
     /// The op was built without an operand that was given.
     #[error(
-        "the call brings a {operand} of shape ({}, {}), and the op was built without: leave it out, \
-         or build the op with {}",
+        "the call brings a {operand} of shape ({}, {}), and the op was built without: leave it \
+         out, or build the op with {}",
         found.rows, found.cols, option_of(operand)
     )]
     Unwanted {

@@ -22,10 +22,11 @@
 //!     let ordinal = comm.device().ordinal().ok_or("the ranks have no GPUs")?;
 //!     let stream = CudaContext::new(ordinal as usize)?.new_stream()?;
 //!
-//!     // An op holds no weights: one serves the layers of this n and k, for up to 8192 rows a call.
+//!     // An op holds no weights: one serves the layers of this n and k, for up to 8192 rows.
 //!     let (n, k) = (8192, 28672);
 //!     let op = GemmAllReduce::<bf16>::builder(8192, n, k).build(&comm)?;
-//!     let inner = op.inner(comm.rank()); // this rank's columns of the global x [m, k] and w [n, k]
+//!     // This rank's columns of the global x [m, k] and w [n, k].
+//!     let inner = op.inner(comm.rank());
 //!     let weight = |_layer| stream.alloc_zeros::<bf16>(n * inner.len());
 //!     let weights = (0..80).map(weight).collect::<Result<Vec<_>, DriverError>>()?;
 //!

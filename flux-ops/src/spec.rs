@@ -352,7 +352,8 @@ mod tests {
             for (option, set) in foreign {
                 let refused = with(kind, set).check_kind();
                 assert!(
-                    matches!(refused, Err(BuildError::Option { option: found, .. }) if found == option),
+                    matches!(refused, Err(BuildError::Option { option: found, .. })
+                        if found == option),
                     "{kind}, {option}"
                 );
             }

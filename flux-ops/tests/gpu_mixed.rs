@@ -183,7 +183,8 @@ fn one_node_is_refused_and_so_are_uneven_ones() {
     ] {
         for error in refused(nodes) {
             assert!(
-                matches!(&error, ConnectError::Unusable { select: Select::Mixed, why } if why.contains(word)),
+                matches!(&error, ConnectError::Unusable { select: Select::Mixed, why }
+                    if why.contains(word)),
                 "{error}"
             );
         }

@@ -260,7 +260,8 @@ fn a_plan_that_cannot_be_built_is_reported_and_the_others_are_timed() {
             (PlanOrigin::Caller, 1, None)
         );
         assert!(
-            matches!(&timing.candidates[0].outcome, Outcome::Failed { reason } if reason.starts_with("rank 0: ")),
+            matches!(&timing.candidates[0].outcome, Outcome::Failed { reason }
+                if reason.starts_with("rank 0: ")),
             "{timing:?}"
         );
         assert!(timing.best > 0 && timing.us(1).is_some());

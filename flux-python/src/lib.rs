@@ -1,7 +1,7 @@
 //! `flux_tp._native`: what the Python package `flux_tp` is built on.
 //!
-//! Invariant: no function holds the interpreter's lock while it waits for another rank, and a signal
-//! ends the wait.
+//! Invariant: no function holds the interpreter's lock while it waits for another rank, and a
+//! signal ends the wait.
 
 mod error;
 mod group;

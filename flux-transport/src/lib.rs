@@ -13,7 +13,8 @@
 //!         assert_eq!(comm.world_size().get(), 2);
 //!         Ok::<(), ConnectError>(())
 //!     };
-//!     let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+//!     let spawn = |world| scope.spawn(move || rank(world));
+//!     let ranks: Vec<_> = worlds.into_iter().map(spawn).collect();
 //!     ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics"))
 //! })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())

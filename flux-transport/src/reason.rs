@@ -1,7 +1,7 @@
 //! Why a communicator was aborted, as a number.
 //!
-//! These are the reasons of [`Fault::Aborted`](crate::Fault::Aborted) that the library gives. Others
-//! are callers' own, from [`Communicator::abort`](crate::Communicator::abort).
+//! These are the reasons of [`Fault::Aborted`](crate::Fault::Aborted) that the library gives.
+//! Others are callers' own, from [`Communicator::abort`](crate::Communicator::abort).
 
 use flux_core::Rank;
 use flux_core::rank::MAX_WORLD;

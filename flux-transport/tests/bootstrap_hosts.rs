@@ -193,7 +193,8 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
             });
             for error in errors(&site, &came, ample()).into_iter().chain([late.join().unwrap()]) {
                 assert!(
-                    matches!(error, BootstrapError::DuplicateRank { rank, .. } if rank == Rank::new(twice)),
+                    matches!(error, BootstrapError::DuplicateRank { rank, .. }
+                        if rank == Rank::new(twice)),
                     "{error}"
                 );
             }

@@ -224,9 +224,8 @@ fn a_goodbye_is_no_loss_but_no_step_can_be_taken_with_it() {
     let (_watcher, notices) = notices(&planes[0]);
     let going = planes.pop().unwrap();
     going.goodbye();
-    assert!(
-        matches!(going.barrier(ample()), Err(ControlError::Protocol { rank, .. }) if rank == Rank::new(1))
-    );
+    assert!(matches!(going.barrier(ample()), Err(ControlError::Protocol { rank, .. })
+            if rank == Rank::new(1)));
     drop(going);
     let error = planes[0].barrier(ample()).unwrap_err();
     assert!(matches!(error, ControlError::PeerLeft { rank } if rank == Rank::new(1)), "{error}");

@@ -77,7 +77,8 @@ fn a_rank_that_gives_up_ends_the_wait_of_all() {
         let errors = errors(directory.path(), &patient, ample());
         for error in errors.into_iter().chain([impatient.join().unwrap()]) {
             assert!(
-                matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[3, 4])),
+                matches!(&error, BootstrapError::Timeout { missing, .. }
+                    if *missing == ranks(&[3, 4])),
                 "{error}"
             );
         }
@@ -136,9 +137,8 @@ fn a_rank_of_another_world_size_is_named_to_all_ranks() {
         (0..4).map(|rank| environment(directory.path(), rank, sizes[rank as usize])).collect();
     for error in errors(directory.path(), &came, ample()) {
         assert_eq!(error.to_string(), "rank 2 was started with a world size of 8, rank 0 with 4");
-        assert!(
-            matches!(error, BootstrapError::WorldMismatch { rank, world: 8, expected: 4 } if rank == Rank::new(2))
-        );
+        assert!(matches!(error, BootstrapError::WorldMismatch { rank, world: 8, expected: 4 }
+                if rank == Rank::new(2)));
     }
 }
 
@@ -156,7 +156,8 @@ fn a_rank_of_another_version_is_named_to_all_ranks() {
         for error in errors(directory.path(), &came, ample()) {
             let text = error.to_string();
             assert!(
-                matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)),
+                matches!(error, BootstrapError::VersionMismatch { rank, .. }
+                    if rank == Rank::new(2)),
                 "{text}"
             );
             assert!(text.contains("9.8.7") && text.contains(env!("CARGO_PKG_VERSION")), "{text}");
@@ -173,7 +174,8 @@ fn a_rank_of_another_protocol_is_named_to_all_ranks() {
         scope.spawn(|| raw_client::as_rank(directory.path(), &raw_client::hello(77, 2, 3, "")));
         for error in errors(directory.path(), &came, ample()) {
             assert!(
-                matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)),
+                matches!(error, BootstrapError::VersionMismatch { rank, .. }
+                    if rank == Rank::new(2)),
                 "{error}"
             );
             assert!(error.to_string().contains("protocol 77"), "{error}");

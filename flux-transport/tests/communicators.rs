@@ -117,9 +117,8 @@ fn an_abort_and_a_rebuild_break_their_own_communicator_alone_on_every_rank() {
         }
         // What rank 0 said has come before its part of a step.
         other.barrier().unwrap();
-        assert!(
-            matches!(aborted.status(), Err(Fault::Aborted { rank, reason: 7, .. }) if rank.get() == 0)
-        );
+        assert!(matches!(aborted.status(), Err(Fault::Aborted { rank, reason: 7, .. })
+                if rank.get() == 0));
         assert_eq!(other.status(), Ok(()));
         let new = rebuilt.rebuild_blocking(Rebuild::Survivors).unwrap();
         other.barrier().unwrap();
@@ -171,7 +170,8 @@ fn reasons_that_are_no_callers_are_not_taken_from_one() {
             other.barrier().unwrap();
             let expected = if asked == reason::RESERVED - 1 { asked } else { 1 };
             assert!(
-                matches!(aborted.status(), Err(Fault::Aborted { reason, .. }) if reason == expected),
+                matches!(aborted.status(), Err(Fault::Aborted { reason, .. })
+                    if reason == expected),
                 "{:?}",
                 aborted.status()
             );
@@ -214,7 +214,8 @@ fn an_abort_by_another_thread_ends_a_step_that_waits_on_every_rank() {
                 "{error}"
             );
         };
-        // Rank 2 does not come, and of rank 0's threads one waits for the step and one for its turn.
+        // Rank 2 does not come, and of rank 0's threads one waits for the step and one for its
+        // turn.
         std::thread::scope(|scope| match world.rank().get() {
             0 => {
                 scope.spawn(aborted);

@@ -259,7 +259,11 @@ fn a_rank_that_leaves_in_good_order_is_no_loss() {
                     left.wait();
                     assert_eq!(comm.status(), Ok(()));
                     let error = comm.barrier().unwrap_err();
-                    assert!(matches!(error, TransportError::Control(ControlError::PeerLeft { rank }) if rank.get() == 0), "{error}");
+                    assert!(
+                        matches!(error, TransportError::Control(ControlError::PeerLeft { rank })
+                        if rank.get() == 0),
+                        "{error}"
+                    );
                 }
             });
         }

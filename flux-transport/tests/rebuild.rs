@@ -229,7 +229,8 @@ fn who_cannot_connect_in_a_new_group_gives_up_those_that_may_have() {
     });
     let heard = heard.lock().unwrap();
     assert!(
-        matches!(heard[..], [Notice::GaveUp { by, what }] if by.get() == 1 && what.late().eq([Rank::new(0)])),
+        matches!(heard[..], [Notice::GaveUp { by, what }]
+            if by.get() == 1 && what.late().eq([Rank::new(0)])),
         "{heard:?}"
     );
 }

@@ -42,7 +42,8 @@ fn as_the_role_says() {
     signs.wait_for("the leader is stopped");
     let late = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
     assert!(
-        matches!(&late, ConnectError::Control(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(0)]),
+        matches!(&late, ConnectError::Control(ControlError::Timeout { missing, .. })
+            if *missing == [Rank::new(0)]),
         "{late}"
     );
     let new = comm.rebuild_blocking(Rebuild::Survivors).unwrap();

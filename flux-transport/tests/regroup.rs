@@ -149,7 +149,8 @@ fn a_rank_that_has_stopped_waiting_is_not_there() {
             let rank = plane.rank().get();
             let refused = plane.regroup(&[], after(50));
             assert!(
-                matches!(&refused, Err(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(1 - rank)]),
+                matches!(&refused, Err(ControlError::Timeout { missing, .. })
+                    if *missing == [Rank::new(1 - rank)]),
                 "{refused:?}"
             );
         }
@@ -177,9 +178,8 @@ fn ranks_that_do_not_ask_are_named_to_all_and_the_next_attempt_goes_on_without_t
         for refused in
             each(&planes[..3], |plane| plane.regroup(&[], Instant::now() + deadline).map(drop))
         {
-            assert!(
-                matches!(refused, Err(ControlError::Timeout { missing, .. }) if missing == [Rank::new(3)])
-            );
+            assert!(matches!(refused, Err(ControlError::Timeout { missing, .. })
+                    if missing == [Rank::new(3)]));
         }
         assert_soon(start.elapsed(), deadline + Duration::from_millis(500));
         let survivors =

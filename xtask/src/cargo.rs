@@ -81,8 +81,8 @@ pub(crate) struct Artifact {
     pub(crate) path: PathBuf,
 }
 
-/// Builds targets of the workspace, with the features that dependencies have in the whole of it: for
-/// one package they would be compiled anew.
+/// Builds targets of the workspace, with the features that dependencies have in the whole of it:
+/// for one package they would be compiled anew.
 pub(crate) fn build(profile: &str, targets: &[&str]) -> anyhow::Result<Vec<Artifact>> {
     let mut build = cargo();
     build.args(["build", "--profile", profile, "--workspace"]).args(targets);

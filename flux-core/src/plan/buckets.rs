@@ -15,7 +15,8 @@ use super::{PlanKey, PlanTable};
 /// use flux_core::{DType, OpKind, Problem, WorldSize};
 /// let world = WorldSize::new(4).unwrap();
 /// let p = Problem::new(OpKind::AllGatherGemm, 100, 1024, 1024, DType::Bf16, world)?;
-/// let ends = bucket_ends(p.m(), &PlanKey::new(&p, "host", Generation::Hopper, "host", "host"), &[]);
+/// let key = PlanKey::new(&p, "host", Generation::Hopper, "host", "host");
+/// let ends = bucket_ends(p.m(), &key, &[]);
 /// assert_eq!(ends, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]);
 /// # Ok::<(), flux_core::ProblemError>(())
 /// ```

@@ -161,8 +161,8 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
                 .to_vec()
         }
         (Links::HostStaged, SumsTo::Rows) => vec![tiles(staged_tiles)],
-        // Chunks pass four copies, one after the other. Those of whole columns of a raster group are
-        // blocks of few copies.
+        // Chunks pass four copies, one after the other. Those of whole columns of a raster group
+        // are blocks of few copies.
         (Links::HostStaged, SumsTo::All) => {
             let group = u64::from(RASTER_GROUP);
             [staged_tiles, staged_tiles / 2, 2 * staged_tiles]

@@ -15,7 +15,7 @@ pub enum ProblemError {
     /// An extent is beyond [`MAX_EXTENT`].
     #[error(
         "{name} = {value} is above the limit {MAX_EXTENT}: split the {}",
-        if matches!(*name, "m" | "max_m") { "rows over several calls" } else { "layer over several ops" }
+        if name.contains('m') { "rows over several calls" } else { "layer over several ops" }
     )]
     TooLarge {
         /// `m`, `n` or `k`; of an op's largest call `max_m`.

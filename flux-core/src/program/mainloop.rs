@@ -5,8 +5,8 @@
 
 use crate::Problem;
 
-/// Least steps from one added partial tile of the output's type to the next: a kernel adds a tile in
-/// up to 4 pieces, with steps between them.
+/// Least steps from one added partial tile of the output's type to the next: a kernel adds a tile
+/// in up to 4 pieces, with steps between them.
 pub const IN_MAINLOOP_GAP: u32 = 4;
 
 /// Least steps from one added partial tile of `problem` to the next; a wider element takes more

@@ -21,7 +21,8 @@ fn build(p: &Problem, rank: u32, chunk: Chunk) -> TileProgram {
 
 #[test]
 fn ag_gemm_reads_its_own_shard_first_and_in_place() {
-    let p = problem(OpKind::AllGatherGemm, 3, 129); // 2 row blocks by 2 column blocks of a shard of 129 x 320
+    // 2 row blocks by 2 column blocks of a shard of 129 x 320.
+    let p = problem(OpKind::AllGatherGemm, 3, 129);
     let program = build(&p, 1, Chunk::Tiles(1));
     let shards: Vec<u32> = program.items.iter().map(|item| item.out_outer).collect();
     assert_eq!(shards, [1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0]);
@@ -68,7 +69,8 @@ fn ag_gemm_moves_its_shard_to_the_rank_before_it_first() {
 
 #[test]
 fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
-    let p = problem(OpKind::GemmReduceScatter, 3, 100); // 1 row block by 4 column blocks of a shard of 100 x 960
+    // 1 row block by 4 column blocks of a shard of 100 x 960.
+    let p = problem(OpKind::GemmReduceScatter, 3, 100);
     let program = build(&p, 1, Chunk::Tiles(3));
     let owners: Vec<u32> = program.items.iter().map(|item| item.dest).collect();
     assert_eq!(owners, [2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1]);
@@ -108,7 +110,8 @@ fn the_k_of_a_tile_is_split_in_order_and_its_fix_up_item_comes_last() {
     );
     let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
     assert_eq!(program.late_awaits_of(&fix_up), late);
-    let (slots, parts) = (3 * 112 * 256 * 2, 6 * 128 * 256 * 4); // shards of 100 rows are sent in strips of 16
+    // Shards of 100 rows are sent in strips of 16.
+    let (slots, parts) = (3 * 112 * 256 * 2, 6 * 128 * 256 * 4);
     assert_eq!((program.split_k_slots, program.split_k_offset()), (6, slots));
     assert_eq!(
         program.workspace(),
@@ -122,7 +125,8 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     let schedule =
         Schedule { split_k: 2, k_slices: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
-    let [partial_item, fix_up] = [program.items[4], program.items[5]]; // of the first tile of shard 1
+    // Of the first tile of shard 1.
+    let [partial_item, fix_up] = [program.items[4], program.items[5]];
     assert_eq!(program.awaits_of(&partial_item), [Await { signal: 1, peer: 1, k_step: 2 }]);
     assert_eq!(program.awaits_of(&fix_up), [Await { signal: 0, peer: 1, k_step: 0 }]);
     let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
@@ -238,7 +242,8 @@ fn flattened_tiles_read_all_shards_from_the_gather_buffer() {
 
 #[test]
 fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
-    let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
+    // 1 row block over 3 shards by 4 column blocks of 960.
+    let p = problem(OpKind::GemmReduceScatter, 3, 20);
     let schedule =
         Schedule { rows: RowLayout::Flattened, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
@@ -271,7 +276,8 @@ fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
 
 #[test]
 fn one_signal_may_announce_all_scattered_tiles() {
-    let p = problem(OpKind::GemmReduceScatter, 3, 100); // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard
+    // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard.
+    let p = problem(OpKind::GemmReduceScatter, 3, 100);
     let schedule = Schedule { rows: RowLayout::Flattened, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tiles = &program.items[..12];

@@ -279,7 +279,8 @@ proptest! {
                     .iter_mut()
                     .filter(|i| i.raise == first.raise && i.dest == first.dest)
                     .for_each(|i| i.raise_after += 1);
-                assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after == items + 1);
+                assert_violates!(call, Violation::Miscounted { items, raise_after, .. }
+                    if raise_after == items + 1);
             }
             1 => {
                 p.items[index].counter = NONE;
@@ -316,7 +317,8 @@ proptest! {
             0 => {
                 let (dest, raise) = (p.transfers[which].dest, p.transfers[which].raise);
                 p.transfers.remove(which);
-                assert_violates!(call, Violation::NeverRaised { rank, signal, .. } if (rank.get(), signal) == (dest, raise));
+                assert_violates!(call, Violation::NeverRaised { rank, signal, .. }
+                    if (rank.get(), signal) == (dest, raise));
             }
             1 => {
                 p.transfers[which].raise = (p.transfers[which].raise + 1) % p.signals;
@@ -325,7 +327,8 @@ proptest! {
             2 => {
                 let entry = &mut p.awaits[which];
                 entry.peer = (entry.peer + 1) % world.get();
-                assert_violates!(call, Violation::WrongPeer { named, raiser, .. } if named == raiser.after(1, world));
+                assert_violates!(call, Violation::WrongPeer { named, raiser, .. }
+                    if named == raiser.after(1, world));
             }
             _ => {
                 p.items
@@ -333,7 +336,8 @@ proptest! {
                     .filter(|item| item.await_first as usize == which)
                     .for_each(|item| (item.await_count, item.await_group) = (0, 0));
                 let (owner_rank, unawaited) = (p.rank, p.awaits[which].signal);
-                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unawaited));
+                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. }
+                    if (owner, signal) == (owner_rank, unawaited));
             }
         }
     }
@@ -374,7 +378,8 @@ proptest! {
         let dest = p.items[index].dest;
         let slot = (p.items[index].slot + 1) % slots;
         p.items[index].slot = slot;
-        assert_violates!(call, Violation::WrittenTwice { owner, what: "slot", index, .. } if (owner.get(), index) == (dest, slot));
+        assert_violates!(call, Violation::WrittenTwice { owner, what: "slot", index, .. }
+            if (owner.get(), index) == (dest, slot));
     }
 
     #[test]
@@ -391,7 +396,8 @@ proptest! {
         transfer.row -= 1;
         transfer.rows += 1;
         let dest = transfer.dest;
-        assert_violates!(call, Violation::WrittenTwice { owner, what: "gather row", .. } if owner.get() == dest);
+        assert_violates!(call, Violation::WrittenTwice { owner, what: "gather row", .. }
+            if owner.get() == dest);
     }
 
     #[test]
@@ -503,7 +509,8 @@ proptest! {
             let per_shard = call.0[rank].items.len() / world;
             call.0[rank].items.rotate_right(per_shard);
         }
-        assert_violates!(call, Violation::Deadlock { rank, item: 0, .. } if [one, other].contains(&rank.index()));
+        assert_violates!(call, Violation::Deadlock { rank, item: 0, .. }
+            if [one, other].contains(&rank.index()));
     }
 
     #[test]
@@ -536,6 +543,7 @@ proptest! {
             };
         }
         let sender = p.rank;
-        assert_violates!(call, Violation::SameDestination { step: 1..=2, first, second, .. } if first == sender || second == sender);
+        assert_violates!(call, Violation::SameDestination { step: 1..=2, first, second, .. }
+            if first == sender || second == sender);
     }
 }

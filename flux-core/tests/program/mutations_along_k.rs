@@ -240,7 +240,8 @@ proptest! {
                 prop_assume!(fix_ups.len() > 1);
                 let one = item.index(fix_ups.len() - 1);
                 p.items[fix_ups[one + 1]].part = p.items[fix_ups[one]].part;
-                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (fix_ups[one], fix_ups[one + 1]));
+                assert_violates!(call, Violation::PartReadTwice { first, second, .. }
+                    if (first, second) == (fix_ups[one], fix_ups[one + 1]));
             }
             1 => {
                 // Every rank has one more slot, which nobody reads.
@@ -272,7 +273,8 @@ proptest! {
                 p.awaits.extend(rows);
                 match p.problem.op() {
                     AllGatherGemm => {
-                        assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1);
+                        assert_violates!(call, Violation::PartNotRead { item, .. }
+                            if item == fix_up - 1);
                     }
                     _ => assert_violates!(call, Violation::Form { .. }),
                 }
@@ -350,7 +352,8 @@ proptest! {
         p.awaits.extend(late);
         (p.items[index].late_first, p.items[index].late_count) = (first, count);
         let more = "more awaits after the multiplication than additions";
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what, .. } if (wrong, what) == (index, more));
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what, .. }
+            if (wrong, what) == (index, more));
     }
 
     #[test]
@@ -367,7 +370,11 @@ proptest! {
             matches!(item.sink, Sink::Partial | Sink::Store | Sink::Scatter)
         });
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item \
+                                                                                     that adds \
+                                                                                     partial \
+                                                                                     results \
+                                                                                     counts them", .. } if wrong == index);
     }
 
     #[test]
@@ -378,7 +385,8 @@ proptest! {
         let partials = p.items[fix_up].parts as usize;
         p.items[fix_up - partials..=fix_up].rotate_right(1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials, rank));
+        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. }
+            if (stuck, item, peer) == (rank, fix_up - partials, rank));
     }
 
     #[test]
@@ -391,7 +399,8 @@ proptest! {
         transfer.col -= p.tile.k;
         transfer.cols += p.tile.k;
         let dest = transfer.dest;
-        assert_violates!(call, Violation::WrittenTwice { owner, what: "gather row", .. } if owner.get() == dest);
+        assert_violates!(call, Violation::WrittenTwice { owner, what: "gather row", .. }
+            if owner.get() == dest);
     }
 
     #[test]
@@ -410,7 +419,8 @@ proptest! {
         transfer.col += p.tile.k;
         transfer.cols -= p.tile.k;
         let (source, dest) = (p.rank, transfer.dest);
-        assert_violates!(call, Violation::Unguarded { rank, what: "gather row", peer, .. } if (rank.get(), peer) == (dest, source));
+        assert_violates!(call, Violation::Unguarded { rank, what: "gather row", peer, .. }
+            if (rank.get(), peer) == (dest, source));
     }
 
     #[test]

@@ -233,7 +233,8 @@ proptest! {
                     .iter_mut()
                     .filter(|item| is_scattered(item))
                     .for_each(|item| item.raise_after -= 1);
-                assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after + 1 == items);
+                assert_violates!(call, Violation::Miscounted { items, raise_after, .. }
+                    if raise_after + 1 == items);
             }
             _ => {
                 p.items[index].counter = 1;
@@ -272,7 +273,8 @@ proptest! {
             p.awaits.swap(entry(this), entry(that));
         }
         let source = Rank::new(if last { world - 1 } else { 0 });
-        assert_violates!(call, Violation::Unguarded { what: "scattered row", peer, .. } if peer == source);
+        assert_violates!(call, Violation::Unguarded { what: "scattered row", peer, .. }
+            if peer == source);
     }
 
     #[test]
@@ -325,7 +327,8 @@ proptest! {
             };
         }
         let sender = p.rank;
-        assert_violates!(call, Violation::SameDestination { step: 0..=1, first, second, .. } if first == sender || second == sender);
+        assert_violates!(call, Violation::SameDestination { step: 0..=1, first, second, .. }
+            if first == sender || second == sender);
     }
 }
 

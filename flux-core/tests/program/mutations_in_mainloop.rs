@@ -130,7 +130,8 @@ proptest! {
             ..fix_up
         };
         p.items.insert(index, partial_item);
-        assert_violates!(call, Violation::InMainloopOfPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
+        assert_violates!(call, Violation::InMainloopOfPart { item, k_steps, all: of, .. }
+            if (item, k_steps + 1, of) == (index + 1, all, all));
     }
 
     /// The program counts one more than each item adds.
@@ -151,6 +152,7 @@ proptest! {
             (item.await_first, item.await_count, item.await_group) = (item.late_first, peers, 1);
             (item.late_first, item.late_count) = (0, 0);
         }
-        assert_violates!(call, Violation::FewerThanInMainloop { partials, in_mainloop, .. } if (partials, in_mainloop) == (peers, peers + 1));
+        assert_violates!(call, Violation::FewerThanInMainloop { partials, in_mainloop, .. }
+            if (partials, in_mainloop) == (peers, peers + 1));
     }
 }

@@ -222,8 +222,8 @@ impl Harness {
     /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
-    /// `y` is valid, with so many elements from a row to the next, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
-    /// half as many columns.
+    /// `y` is valid, with so many elements from a row to the next, of the problem's
+    /// [`y_shape`](Problem::y_shape) for `rank`; with gates it has half as many columns.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when a call is refused.

@@ -53,7 +53,8 @@ flux_cuda::table! {
         version = "nvrtcVersion" (*mut c_int, *mut c_int) -> c_int;
         error_string = "nvrtcGetErrorString" (c_int) -> *const c_char;
         create = "nvrtcCreateProgram"
-            (*mut usize, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+            (*mut usize, *const c_char, *const c_char, c_int, *const *const c_char,
+             *const *const c_char) -> c_int;
         destroy = "nvrtcDestroyProgram" (*mut usize) -> c_int;
         compile = "nvrtcCompileProgram" (usize, c_int, *const *const c_char) -> c_int;
         log_size = "nvrtcGetProgramLogSize" (usize, *mut usize) -> c_int;

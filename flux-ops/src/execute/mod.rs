@@ -224,7 +224,8 @@ mod tests {
         );
         for comm in &ranks {
             assert!(
-                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank())
+                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. })
+                    if rank == ranks[0].rank())
             );
         }
     }
@@ -270,7 +271,8 @@ mod tests {
         );
         for comm in &ranks {
             assert!(
-                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank())
+                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. })
+                    if rank == ranks[0].rank())
             );
         }
     }

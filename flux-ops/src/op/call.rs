@@ -154,8 +154,10 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     ///     let shard = vec![bf16::from_f32(comm.rank().get() as f32); m / 2 * k];
     ///     let (w, mut y) = (vec![bf16::ONE; n / 2 * k], vec![bf16::NAN; m * n / 2]);
     ///     let mut x_full = vec![bf16::NAN; m * k];
+    ///     let (w, mut y) =
+    ///         (TensorRef::host(&w, (n / 2, k))?, TensorMut::host(&mut y, (m, n / 2))?);
     ///     op.call(&TensorRef::host(&shard, (m / 2, k))?)
-    ///         .weight(&TensorRef::host(&w, (n / 2, k))?, &mut TensorMut::host(&mut y, (m, n / 2))?)
+    ///         .weight(&w, &mut y)
     ///         .gathered(&mut TensorMut::host(&mut x_full, (m, k))?)
     ///         .on(Stream::Host)?;
     ///     assert!(x_full[..m / 2 * k].iter().all(|&x| x == bf16::ZERO));
@@ -201,8 +203,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// Makes the call, as [`FusedLinear::forward`] says.
     ///
     /// # Errors
-    /// As [`FusedLinear::forward`]. [`CallError::Weights`] for another number of weights than the op
-    /// has, [`CallError::StrayBias`] for a bias before its weight.
+    /// As [`FusedLinear::forward`]. [`CallError::Weights`] for another number of weights than the
+    /// op has, [`CallError::StrayBias`] for a bias before its weight.
     pub fn on<'s>(mut self, stream: impl Into<Stream<'s>>) -> Result<(), CallError> {
         if self.stray_bias {
             return Err(CallError::StrayBias);

@@ -99,7 +99,8 @@ pub type GemmReduceScatter<X, Y = X> = TypedLinear<kind::ReduceScatter, X, Y>;
 ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
 ///     let op = GemmAllReduce::<bf16>::builder(m, n, 2 * k).build(&comm)?;
 ///
-///     let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
+///     let (x, w) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k]);
+///     let mut y = vec![bf16::NAN; m * n];
 ///     op.forward(
 ///         &TensorRef::host(&x, (m, k))?,
 ///         &TensorRef::host(&w, (n, k))?,

@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 ///
 /// Calls are ordered, whatever their streams; for two at once make two communicators.
 ///
-/// Only the process that connected is a member: a child of its fork leaves nothing and says nothing.
+/// Only the process that connected is a member: a child of its fork leaves nothing and says
+/// nothing.
 ///
 /// Dropping the last clone leaves the group. Peers finish calls that this rank has made; later ones
 /// fail at once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), or at the deadline for replayed

@@ -118,7 +118,12 @@ mod tests {
     proptest! {
         /// Whatever comes first, and however the numbers wrap.
         #[test]
-        fn a_call_is_missed_when_it_comes_after_the_last(first: u32, last in 0..9_u32, begun in 0..9_u32, told_first: bool) {
+        fn a_call_is_missed_when_it_comes_after_the_last(
+            first: u32,
+            last in 0..9_u32,
+            begun in 0..9_u32,
+            told_first: bool,
+        ) {
             let [last, begun] = [last, begun].map(|calls| Epoch::new(first.wrapping_add(calls)));
             let (departures, rank) = (Departures::default(), Rank::new(3));
             let found = if told_first {

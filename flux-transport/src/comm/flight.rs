@@ -308,7 +308,8 @@ mod tests {
             let call = flight.begin(Some(Epoch::new(number)), Some(label), number / 100);
             flight.note(call, CallState::Done);
         }
-        flight.note(first, CallState::Failed); // is kept no more, and must not be written over another
+        // It is kept no more, and must not be written over another.
+        flight.note(first, CallState::Failed);
         let calls = flight.last();
         let numbers: Vec<u32> =
             calls.iter().filter_map(|call| call.epoch).map(Epoch::get).collect();

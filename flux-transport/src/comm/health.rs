@@ -247,7 +247,8 @@ impl Health {
 
     /// Whether this rank has given up by itself.
     fn is_its_own(&self, first: &First) -> bool {
-        matches!(first, First { fault: Fault::Aborted { rank, .. }, cause: Cause::Abort, .. } if *rank == self.rank)
+        matches!(first, First { fault: Fault::Aborted { rank, .. }, cause: Cause::Abort, .. }
+            if *rank == self.rank)
     }
 
     fn abort(&self, fault: Fault, reason: u32) {

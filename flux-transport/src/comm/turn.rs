@@ -148,7 +148,8 @@ mod tests {
             std::thread::spawn(move || done.send(ask(&other, size)));
             let refused = wait.recv_timeout(AMPLE).expect("it waits for ever");
             assert!(
-                matches!(refused, Err(ConnectError::Transport(TransportError::NoTurn { waited })) if waited == deadline),
+                matches!(refused, Err(ConnectError::Transport(TransportError::NoTurn { waited }))
+                    if waited == deadline),
                 "{refused:?}"
             );
             drop(call);

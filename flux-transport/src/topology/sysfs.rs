@@ -54,7 +54,11 @@ fn is_address(name: &str) -> bool {
         lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
     };
     let parts: Vec<&str> = name.split([':', '.']).collect();
-    matches!(parts[..], [domain, bus, device, function] if digits(domain, 4..=8) && digits(bus, 2..=2) && digits(device, 2..=2) && digits(function, 1..=1))
+    matches!(parts[..], [domain, bus, device, function]
+        if digits(domain, 4..=8)
+            && digits(bus, 2..=2)
+            && digits(device, 2..=2)
+            && digits(function, 1..=1))
 }
 
 /// The device at an address, as drivers write it.
@@ -238,7 +242,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_configuration_is_read_to_an_end(config in prop::collection::vec(any::<u8>(), 0..4096)) {
+        fn any_configuration_is_read_to_an_end(
+            config in prop::collection::vec(any::<u8>(), 0..4096),
+        ) {
             // It ends, and reads nothing that is not there.
             let found = acs(&config);
             prop_assert!(found.is_none() || config.len() > 0x100);

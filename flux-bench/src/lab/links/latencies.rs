@@ -105,7 +105,7 @@ fn exchange(rig: &Rig, peer: &Rig, side: u32, bytes: u32, flagged: bool) -> anyh
         elapsed: rig.outbox.address(),
         failed: rig.outbox.address() + 8,
     };
-    // SAFETY: buffers and zeroed flags of the two inboxes, which these two kernels alone use; `bytes`
-    // are those of as many CTAs as one of `CTAS`.
+    // SAFETY: buffers and zeroed flags of the two inboxes, which these two kernels alone use;
+    // `bytes` are those of as many CTAs as one of `CTAS`.
     Ok(unsafe { rig.links.exchange(&side, rig.streams[0].raw()) }?)
 }

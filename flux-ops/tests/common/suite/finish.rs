@@ -194,7 +194,8 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
 
     let refused = with.forward(&x, &w, &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
     assert!(
-        matches!(refused, CallError::NotGiven { operand: "bias", expected } if (expected.rows, expected.cols as usize) == (1, ly.cols)),
+        matches!(refused, CallError::NotGiven { operand: "bias", expected }
+            if (expected.rows, expected.cols as usize) == (1, ly.cols)),
         "{refused}"
     );
     let whole = Layout::dense(1, ly.cols);

@@ -237,7 +237,8 @@ fn make_every_bad_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
         let error = refused(address, here, full);
         let wanted = if shares == "y" { ("y", "x_full") } else { ("x_full", shares) };
         assert!(
-            matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted),
+            matches!(error, CallError::Overlap { output, operand, .. }
+                if (output, operand) == wanted),
             "{error}"
         );
     }

@@ -235,27 +235,40 @@ pub fn plans_without_one_order_are_refused(machine: Machine) {
     {
         machine.run(world, defaults, |node| {
             let build = |batch_invariant, plan: Option<Plan>| {
-                let options = OpOptions { batch_invariant, workers: node.workers, ..OpOptions::of(plan) };
+                let options =
+                    OpOptions { batch_invariant, workers: node.workers, ..OpOptions::of(plan) };
                 build::<bf16>(op, shape(machine, op, world, 64), options, &node.comm)
             };
             let tile = machine.tiles()[0];
             let flattened = Plan { rows: RowMapping::Flattened, ..Plan::of(tile) };
             let split = Plan { k: KSplit::SplitK(2), ..flattened };
             let per_shard = op.reduces().then_some((Plan::of(tile), SumOrder::ByOwner));
-            let refused = [(split, SumOrder::PartsOfK), (Plan { k: KSplit::StreamK, ..flattened }, SumOrder::PartsOfK)];
+            let refused = [
+                (split, SumOrder::PartsOfK),
+                (Plan { k: KSplit::StreamK, ..flattened }, SumOrder::PartsOfK),
+            ];
             for (plan, order) in refused.into_iter().chain(per_shard) {
                 let error = build(true, Some(plan)).unwrap_err();
-                let named = matches!(&error, BuildError::SumOrder { order: found, .. } if *found == order);
-                let by_rank_0 = matches!(&error, BuildError::Peer { reason, .. } if reason.contains(&order.to_string()));
+                let named = matches!(&error, BuildError::SumOrder { order: found, .. }
+                    if *found == order);
+                let by_rank_0 = matches!(&error, BuildError::Peer { reason, .. }
+                    if reason.contains(&order.to_string()));
                 assert!(named || by_rank_0, "rank {}: {error}", node.rank);
             }
             let refused = build(node.rank.get() == 1, None).unwrap_err();
             assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
-            assert!(refused.to_string().contains("plan of rank 0, batch-invariant, flux "), "{refused}");
+            assert!(
+                refused.to_string().contains("plan of rank 0, batch-invariant, flux "),
+                "{refused}"
+            );
             if node.comm.nodes().are_mixed() && op.reduces() {
                 let error = build(true, None).unwrap_err();
-                let by_rank_0 = matches!(&error, BuildError::Peer { reason, .. } if reason.contains("adds up alike"));
-                assert!(by_rank_0 || matches!(error, BuildError::NoInvariantPlan { .. }), "{error}");
+                let by_rank_0 = matches!(&error, BuildError::Peer { reason, .. }
+                    if reason.contains("adds up alike"));
+                assert!(
+                    by_rank_0 || matches!(error, BuildError::NoInvariantPlan { .. }),
+                    "{error}"
+                );
                 return;
             }
             let built = build(true, None).unwrap();

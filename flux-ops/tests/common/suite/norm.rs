@@ -288,7 +288,8 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
 
     let error = refused!(with, &mut y);
     assert!(
-        matches!(error, CallError::NotGiven { operand: "gain", expected } if expected.cols as usize == ly.cols),
+        matches!(error, CallError::NotGiven { operand: "gain", expected }
+            if expected.cols as usize == ly.cols),
         "{error}"
     );
     let error = refused!(without, &mut y, norm(&gain, &mut node.view_mut(&mut other, ly)));
@@ -346,7 +347,8 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
         let error = refused!(with, &mut y, norm(&gain, &mut output(raw(address, here, ly))));
         let wanted = if shares == "y" { ("y", "y_norm") } else { ("y_norm", shares) };
         assert!(
-            matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted),
+            matches!(error, CallError::Overlap { output, operand, .. }
+                if (output, operand) == wanted),
             "{error}"
         );
     }

@@ -246,7 +246,8 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let (rows_of_y, cols_of_y) = (ly.rows as u32, ly.cols as u32);
     let fits = |rows, cols| (rows, cols) == (rows_of_y, cols_of_y);
     assert!(
-        matches!(error, CallError::NotGiven { operand: "residual", expected } if fits(expected.rows, expected.cols)),
+        matches!(error, CallError::NotGiven { operand: "residual", expected }
+            if fits(expected.rows, expected.cols)),
         "{error}"
     );
     let error = refused!(without, &mut y, residual(&node.view(&rows, ly)));
@@ -279,7 +280,8 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw).unwrap() };
     let error = refused!(with, &mut y, residual(&other(raw)));
     assert!(
-        matches!(error, CallError::Location { operand: "residual", found, .. } if found == elsewhere),
+        matches!(error, CallError::Location { operand: "residual", found, .. }
+            if found == elsewhere),
         "{error}"
     );
 

@@ -142,12 +142,18 @@ pub fn prepared_programs_stay(machine: Machine) {
         let cases = cases(machine, OPS[1], world, &[16, 1]);
         machine.run(world, defaults, |node| {
             limit_programs(&node.comm, 8192);
-            let options = OpOptions { workers: node.workers, ..OpOptions::of(flux_core::Plan::of(machine.tiles()[0])) };
-            let op = build::<bf16>(OPS[1], shape(machine, OPS[1], world, MOST), options, &node.comm).unwrap();
+            let options = OpOptions {
+                workers: node.workers,
+                ..OpOptions::of(flux_core::Plan::of(machine.tiles()[0]))
+            };
+            let op =
+                build::<bf16>(OPS[1], shape(machine, OPS[1], world, MOST), options, &node.comm)
+                    .unwrap();
             op.prepare(&[16, 0]).unwrap();
             let refused = (1..=MOST).find_map(|rows| op.prepare(&[rows]).err());
             assert!(
-                matches!(&refused, Some(CallError::Program { source, .. }) if matches!(**source, BuildError::ProgramMemory { .. })),
+                matches!(&refused, Some(CallError::Program { source, .. })
+                    if matches!(**source, BuildError::ProgramMemory { .. })),
                 "{refused:?}"
             );
             let (case, expected) = &cases[0];

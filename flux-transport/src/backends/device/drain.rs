@@ -249,9 +249,8 @@ mod tests {
                 name: "launch failure".to_owned(),
             })
         };
-        assert!(
-            matches!(waits.wait(|| false, refused), Err(TransportError::Cuda(error)) if error.code() == Some(719))
-        );
+        assert!(matches!(waits.wait(|| false, refused), Err(TransportError::Cuda(error))
+                if error.code() == Some(719)));
     }
 
     #[test]

@@ -29,8 +29,8 @@ impl FaultBlock {
         // device stores its first word, `state`, with release order after the rest.
         let state =
             unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
-        // SAFETY: the block is long enough for a record; this one is plain words, complete and never
-        // written again once `state` is not zero.
+        // SAFETY: the block is long enough for a record; this one is plain words, complete and
+        // never written again once `state` is not zero.
         (state != 0).then(|| unsafe { record.read_volatile() })
     }
 

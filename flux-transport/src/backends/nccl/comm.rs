@@ -1,5 +1,5 @@
-//! NCCL's communicators: the handle, and one rank's end of a group of devices, the baseline that ops
-//! are compared with.
+//! NCCL's communicators: the handle, and one rank's end of a group of devices, the baseline that
+//! ops are compared with.
 //!
 //! Invariant: NCCL lets any thread use a communicator, one at a time: [`Comm`] is `Send` and not
 //! `Sync`. Collectives are enqueued on the caller's stream and return at once; they run in the

@@ -1,5 +1,5 @@
-//! The flags of what an executor stores for other nodes, and behind them the word that goes with the
-//! caller's rows, in pinned host memory.
+//! The flags of what an executor stores for other nodes, and behind them the word that goes with
+//! the caller's rows, in pinned host memory.
 //!
 //! Invariant: stores of the host release every wait for a flag. A call into the driver could block:
 //! another thread may wait there for the device, and so for the wait that is to be released.

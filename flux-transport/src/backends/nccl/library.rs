@@ -110,16 +110,20 @@ flux_cuda::table! {
         nccl_comm_destroy = "ncclCommDestroy" (usize) -> c_int;
         nccl_comm_abort = "ncclCommAbort" (usize) -> c_int;
         nccl_comm_get_async_error = "ncclCommGetAsyncError" (usize, *mut c_int) -> c_int;
-        nccl_all_gather = "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
-        nccl_reduce_scatter = "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+        nccl_all_gather = "ncclAllGather"
+            (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
+        nccl_reduce_scatter = "ncclReduceScatter"
+            (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
         nccl_comm_split = "ncclCommSplit" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
-        nccl_comm_init_rank_config = "ncclCommInitRankConfig" (*mut usize, c_int, UniqueId, c_int, *mut Config) -> c_int;
+        nccl_comm_init_rank_config = "ncclCommInitRankConfig"
+            (*mut usize, c_int, UniqueId, c_int, *mut Config) -> c_int;
         nccl_comm_finalize = "ncclCommFinalize" (usize) -> c_int;
         nccl_group_start = "ncclGroupStart" () -> c_int;
         nccl_group_end = "ncclGroupEnd" () -> c_int;
         nccl_send = "ncclSend" (*const c_void, usize, c_int, c_int, usize, usize) -> c_int;
         nccl_recv = "ncclRecv" (*mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
-        nccl_all_reduce = "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
+        nccl_all_reduce = "ncclAllReduce"
+            (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
     }
 }
 

@@ -252,7 +252,8 @@ mod tests {
         );
         let unusable = members.not_proven(0, 1, 2);
         assert!(
-            matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why } if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
+            matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why }
+                if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
             "{unusable}"
         );
     }

@@ -13,14 +13,15 @@
 //! connect      identities, the unique id, a communicator and those split from it; each is proven
 //! rows         begin, start: fork; group by group of rounds send and receive, raise own signals;
 //!              kernel, finish: join
-//! stored       begin, start: fork, kernel, launched: group by group wait for the chunks' flags, send
-//!              and receive, raise own signals; finish: join
-//! sequential   begin, start: AllGather, kernel, finish; or begin, kernel, launched: ReduceScatter or
-//!              AllReduce, finish
-//! comparing    the watchdog tells peers over the control plane which calls were made; `status()` asks
-//! a fault      the record, the abort word, NCCL's error, other calls of a peer, or a call that stands
-//!              still; then flags are released with a word that no call awaits, and all communicators
-//!              are aborted
+//! stored       begin, start: fork, kernel, launched: group by group wait for the chunks' flags,
+//!              send and receive, raise own signals; finish: join
+//! sequential   begin, start: AllGather, kernel, finish; or begin, kernel, launched: ReduceScatter
+//!              or AllReduce, finish
+//! comparing    the watchdog tells peers over the control plane which calls were made; `status()`
+//!              asks
+//! a fault      the record, the abort word, NCCL's error, other calls of a peer, or a call that
+//!              stands still; then flags are released with a word that no call awaits, and all
+//!              communicators are aborted
 //! ```
 
 mod abi;

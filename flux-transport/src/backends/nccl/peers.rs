@@ -136,8 +136,8 @@ impl PeerCalls {
         self.control.upgrade().is_some_and(|control| control.tell(to, self.communicator, words))
     }
 
-    /// Takes what peer `by` tells, and answers where it asks; `failed`: why one of this rank's calls
-    /// up to the given one has failed, if so. On a thread that brings notices.
+    /// Takes what peer `by` tells, and answers where it asks; `failed`: why one of this rank's
+    /// calls up to the given one has failed, if so. On a thread that brings notices.
     pub(super) fn hear(
         &self,
         by: Rank,

@@ -30,8 +30,8 @@ const WORD: u64 = 4;
 /// For what was given up.
 const GONE: Duration = Duration::from_secs(2);
 
-/// What `from` sends to `to` by this communicator: of each pair and use another. What is gathered is
-/// what it would send itself.
+/// What `from` sends to `to` by this communicator: of each pair and use another. What is gathered
+/// is what it would send itself.
 fn word(by: Use, from: u32, to: u32) -> u32 {
     let by = u32::from(by == Use::Sequential);
     (by << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635

@@ -337,7 +337,10 @@ mod tests {
         }
 
         #[test]
-        fn every_word_is_copied_once(mut signals in prop::collection::btree_set(0..40_u32, 1..8).prop_map(|set| set.into_iter().collect::<Vec<_>>()), turn in 0..8_usize) {
+        fn every_word_is_copied_once(
+            mut signals in prop::collection::btree_set(0..40_u32, 1..8).prop_map(|set| set.into_iter().collect::<Vec<_>>()),
+            turn in 0..8_usize,
+        ) {
             let turn = turn % signals.len();
             signals.rotate_left(turn);
             let mut copied: Vec<u32> =

@@ -342,7 +342,8 @@ mod tests {
         assert_eq!(said(&[0, 1, 0, 0]).ok(), Some(vec![Epoch::new(7), Epoch::new(256)]));
         for garbage in [&[][..], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
             assert!(
-                matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. }) if rank.get() == 1),
+                matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. })
+                    if rank.get() == 1),
                 "{garbage:?}"
             );
         }

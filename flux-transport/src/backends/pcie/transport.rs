@@ -1,8 +1,8 @@
 //! The host-staged transport of one rank.
 //!
 //! Invariant: side streams fork when a job is started, and carry a staged one once the kernel was
-//! launched. A kernel that scatters is given the regions. The host waits only for full queues. Calls
-//! are not captured: a graph would freeze the buffer index.
+//! launched. A kernel that scatters is given the regions. The host waits only for full queues.
+//! Calls are not captured: a graph would freeze the buffer index.
 
 use super::carry::Streams;
 use super::proof::prove;

@@ -180,7 +180,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_ended_wait_is_over_and_a_waiting_one_is_not(last: u32, calls in 0u32..1 << 20, ahead in 1u32..4) {
+        fn an_ended_wait_is_over_and_a_waiting_one_is_not(
+            last: u32,
+            calls in 0u32..1 << 20, ahead in 1u32..4,
+        ) {
             for awaited in [last, last.wrapping_sub(calls)] {
                 prop_assert!(reached(ending(last), awaited));
             }

@@ -62,7 +62,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranks_are_together_exactly_where_their_names_are_the_same(names in prop::collection::vec(0..5_u8, 1..16)) {
+        fn ranks_are_together_exactly_where_their_names_are_the_same(
+            names in prop::collection::vec(0..5_u8, 1..16),
+        ) {
             let hosts = Hosts::group(&names);
             let ranks = || (0..names.len() as u32).map(Rank::new);
             for a in ranks() {

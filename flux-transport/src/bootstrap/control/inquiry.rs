@@ -94,7 +94,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_comes_back_and_no_part_of_it_does(communicator: u32, late: u32, words: [u32; 16], cut in 0..GaveUp::BYTES) {
+        fn a_message_comes_back_and_no_part_of_it_does(
+            communicator: u32,
+            late: u32,
+            words: [u32; 16],
+            cut in 0..GaveUp::BYTES,
+        ) {
             let what = GaveUp { communicator, late, record: bytemuck::cast(words) };
             let bytes = what.encode();
             prop_assert_eq!(GaveUp::decode(&bytes), Some(what));

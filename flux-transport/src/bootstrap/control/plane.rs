@@ -89,7 +89,8 @@ pub trait ControlPlane: Send + Sync + Debug {
     fn hosts(&self) -> &Hosts;
 
     /// Gives `payload` to every rank at a step of a communicator, and returns what each rank gave,
-    /// by rank, this one included. [`abort`](Self::abort) of the communicator, by any rank, ends it.
+    /// by rank, this one included. [`abort`](Self::abort) of the communicator, by any rank, ends
+    /// it.
     fn exchange_in(
         &self,
         communicator: u32,

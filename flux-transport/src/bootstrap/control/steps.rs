@@ -1,8 +1,9 @@
 //! Serialises the steps that several threads of a rank take in one world.
 //!
 //! Invariant: one thread at a time is in a step, and steps are numbered in order. After the first
-//! failure, also a turn that does not come in time, nobody takes another. An abort ends the steps of
-//! its communicator; one that is made to rebuild does not end those that its rank has taken part in.
+//! failure, also a turn that does not come in time, nobody takes another. An abort ends the steps
+//! of its communicator; one that is made to rebuild does not end those that its rank has taken part
+//! in.
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
@@ -105,8 +106,8 @@ impl Steps {
         take(number).map_err(|error| self.fail(error))
     }
 
-    /// Ends the steps of a communicator, if it is the first abort by that rank. Whoever waits in one
-    /// must be woken.
+    /// Ends the steps of a communicator, if it is the first abort by that rank. Whoever waits in
+    /// one must be woken.
     pub(crate) fn abort(&self, communicator: u32, by: Rank, reason: u32) {
         let mut state = locked(&self.state);
         let known = |abort: &Abort| (abort.communicator, abort.by) == (communicator, by);

@@ -204,9 +204,8 @@ fn two_launchers_that_disagree_are_both_named_unless_one_is_chosen() {
         let chosen = |name| parse(&[&set[..], &[("FLUX_LAUNCHER", name)]].concat());
         assert_eq!(chosen("torchrun").unwrap(), parse(&TORCH_SET).unwrap());
         assert!(chosen("openmpi").map_or(true, |env| env != parse(&TORCH_SET).unwrap()));
-        assert!(
-            matches!(chosen("slurm"), Err(BootstrapError::HalfSet { missing, .. }) if missing.len() == 5)
-        );
+        assert!(matches!(chosen("slurm"), Err(BootstrapError::HalfSet { missing, .. })
+                if missing.len() == 5));
         assert!(matches!(
             chosen("pigeon"),
             Err(BootstrapError::Variable { variable: "FLUX_LAUNCHER", .. })
@@ -368,7 +367,8 @@ fn slurms_ranks_on_several_hosts_meet_at_the_first_node() {
     ] {
         let error = parse(&vars).unwrap_err();
         assert!(
-            matches!(&error, BootstrapError::HalfSet { missing, set } if missing[..] == [name] && set.contains(&"SLURM_PROCID")),
+            matches!(&error, BootstrapError::HalfSet { missing, set }
+                if missing[..] == [name] && set.contains(&"SLURM_PROCID")),
             "{error}"
         );
     }

@@ -160,7 +160,8 @@ mod tests {
             });
             let error = one.connect(&hosts, listener, deadline).unwrap_err();
             assert!(
-                matches!(&error, BootstrapError::Timeout { missing, denied: 1, .. } if *missing == [Rank::new(1)]),
+                matches!(&error, BootstrapError::Timeout { missing, denied: 1, .. }
+                    if *missing == [Rank::new(1)]),
                 "{error}"
             );
         });

@@ -143,14 +143,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_come_back(kind in 0..Kind::ALL.len(), descriptors: u8, sequence: u64, body in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn frames_come_back(
+            kind in 0..Kind::ALL.len(),
+            descriptors: u8,
+            sequence: u64,
+            body in prop::collection::vec(any::<u8>(), 0..2000),
+        ) {
             let header = Header { kind: Kind::ALL[kind], descriptors, sequence };
             let bytes = [&header.encode(body.len())[..], &body].concat();
             prop_assert_eq!(decode(&bytes), Ok((header, &body[..])));
         }
 
         #[test]
-        fn any_bytes_decode_without_panic(tail in prop::collection::vec(any::<u8>(), 0..100), magic: bool) {
+        fn any_bytes_decode_without_panic(
+            tail in prop::collection::vec(any::<u8>(), 0..100),
+            magic: bool,
+        ) {
             let bytes = if magic { [&MAGIC[..], &tail].concat() } else { tail };
             if let Ok((header, body)) = decode(&bytes) {
                 // Whatever is accepted is what encoding gives: there is no second reading of a
@@ -160,7 +168,10 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_or_stretched_frame_is_refused(body in prop::collection::vec(any::<u8>(), 1..100), cut in 1..100_usize) {
+        fn a_cut_or_stretched_frame_is_refused(
+            body in prop::collection::vec(any::<u8>(), 1..100),
+            cut in 1..100_usize,
+        ) {
             let header = Header { kind: Kind::Exchange, descriptors: 0, sequence: 3 };
             let bytes = [&header.encode(body.len())[..], &body].concat();
             prop_assert!(decode(&bytes[..bytes.len() - cut.min(bytes.len())]).is_err());

@@ -201,7 +201,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_secret_and_every_bit_of_it_all_pass(body in prop::collection::vec(any::<u8>(), 0..256), at: prop::sample::Index, bit in 0..8) {
+        fn only_the_secret_and_every_bit_of_it_all_pass(
+            body in prop::collection::vec(any::<u8>(), 0..256),
+            at: prop::sample::Index,
+            bit in 0..8,
+        ) {
             let challenge = Challenge::new(7).unwrap();
             let said = answer(&secret("a"), &challenge, &body);
             let (heard, proof) = Response::decode(&said).unwrap().check(&secret("a"), &challenge).unwrap();
@@ -217,7 +221,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), magic: bool) {
+        fn any_bytes_decode_without_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..400),
+            magic: bool,
+        ) {
             let bytes = if magic { [&CHALLENGE_MAGIC[..], &bytes].concat() } else { bytes };
             if let Some(challenge) = Challenge::decode(&bytes) {
                 prop_assert_eq!(challenge.bytes(), &bytes[..]);

@@ -298,7 +298,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hellos_come_back(rank: u32, world: u32, pid: u32, nonce: u128, version in version(), more in prop::collection::vec(any::<u8>(), 0..50)) {
+        fn hellos_come_back(
+            rank: u32,
+            world: u32,
+            pid: u32,
+            nonce: u128,
+            version in version(),
+            more in prop::collection::vec(any::<u8>(), 0..50),
+        ) {
             let hello = Hello { protocol: PROTOCOL, rank, world, pid, nonce, version };
             let bytes = [&hello.encode()[..], &more].concat();
             prop_assert_eq!(Hello::decode(&bytes), Some((hello, &more[..])));
@@ -306,7 +313,11 @@ mod tests {
         }
 
         #[test]
-        fn another_protocols_hello_keeps_its_prefix(protocol in PROTOCOL + 1.., rank: u32, tail in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn another_protocols_hello_keeps_its_prefix(
+            protocol in PROTOCOL + 1..,
+            rank: u32,
+            tail in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
             let hello = Hello { protocol, rank, world: 4, pid: 7, nonce: 0, version: Version::new("") };
             let bytes = [&hello.encode()[..PREFIX], &tail].concat();
             let (decoded, more) = Hello::decode(&bytes).unwrap();
@@ -320,7 +331,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_decode_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), helo: bool) {
+        fn any_bytes_decode_without_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            helo: bool,
+        ) {
             let magic = if helo { HELLO_MAGIC } else { REPLY_MAGIC };
             for bytes in [bytes.clone(), [&magic[..], &bytes].concat()] {
                 if let Some((hello, _)) = Hello::decode(&bytes) {

@@ -28,7 +28,9 @@ impl World {
     /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     /// # let address = free.as_str();
     /// // let address = "10.0.0.1:29600"; on every host
-    /// let rank = |rank| World::builder(Rank::new(rank), world).across_hosts(address, secret.clone());
+    /// let rank = |rank| {
+    ///     World::builder(Rank::new(rank), world).across_hosts(address, secret.clone())
+    /// };
     /// std::thread::scope(|scope| {
     ///     let one = scope.spawn(|| rank(1));
     ///     assert_eq!(rank(0)?.hosts().count(), 1);
@@ -46,11 +48,13 @@ impl World {
     /// let tp = 2;
     /// # let run = std::env::temp_dir().join(format!("flux-groups-{}", std::process::id()));
     /// # for group in 0..2 {
-    /// #     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(run.join(format!("tp-{group}")))?;
+    /// #     let folder = run.join(format!("tp-{group}"));
+    /// #     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     /// # }
     /// let member = |job_rank: u32| -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
     ///     let (group, rank) = (job_rank / tp, job_rank % tp);
-    ///     let member = World::builder(Rank::new(rank), WorldSize::new(tp).ok_or("no world size")?);
+    ///     let size = WorldSize::new(tp).ok_or("no world size")?;
+    ///     let member = World::builder(Rank::new(rank), size);
     ///     // A directory for each group, of mode 0700.
     ///     let world = member.on_host(run.join(format!("tp-{group}")))?;
     ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
@@ -58,7 +62,8 @@ impl World {
     /// };
     /// std::thread::scope(|scope| {
     ///     let member = &member;
-    ///     let ranks: Vec<_> = (0..4).map(|job_rank| scope.spawn(move || member(job_rank))).collect();
+    ///     let spawn = |job_rank| scope.spawn(move || member(job_rank));
+    ///     let ranks: Vec<_> = (0..4).map(spawn).collect();
     ///     for rank in ranks {
     ///         assert_eq!(rank.join().expect("no rank panics")?, 2);
     ///     }

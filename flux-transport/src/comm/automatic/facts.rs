@@ -135,11 +135,11 @@ mod tests {
         let without = |why: &Unavailable, on_bus: &[String]| {
             without(why, on_bus, || Some("advice".to_owned()))
         };
+        assert!(matches!(without(&init, &bus), RankGpu::Broken(why)
+                if why.contains("802") && why.contains("nvidia-fabricmanager")));
         assert!(
-            matches!(without(&init, &bus), RankGpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager"))
-        );
-        assert!(
-            matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), RankGpu::Broken(why) if why.contains("update the driver"))
+            matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), RankGpu::Broken(why)
+                if why.contains("update the driver"))
         );
         assert!(matches!(without(&init, &[]), RankGpu::Absent(_)));
         for (why, hidden) in [(library, false), (Unavailable::NoDevice, true)] {
@@ -147,9 +147,8 @@ mod tests {
                 matches!(without(&why, &[]), RankGpu::Absent(words) if !words.contains("advice"))
             );
             // Only a driver that is there may hide GPUs.
-            assert!(
-                matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains("advice") == hidden)
-            );
+            assert!(matches!(without(&why, &bus), RankGpu::Absent(words)
+                    if words.contains("advice") == hidden));
             assert!(
                 matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains(&bus[0]))
             );
@@ -158,7 +157,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn facts_come_back_and_no_part_of_them_does(kind in 0..3_u8, uuid: [u8; 16], why in "[a-z\n ]{0,20}", p2p_disabled: bool, veto: bool, boot in "[0-9a-f-]{0,36}", cut: prop::sample::Index) {
+        fn facts_come_back_and_no_part_of_them_does(
+            kind in 0..3_u8,
+            uuid: [u8; 16],
+            why in "[a-z\n ]{0,20}",
+            p2p_disabled: bool,
+            veto: bool,
+            boot in "[0-9a-f-]{0,36}",
+            cut: prop::sample::Index,
+        ) {
             let why = line(&why);
             let gpu = match kind {
                 0 => RankGpu::Found(DeviceUuid(uuid)),

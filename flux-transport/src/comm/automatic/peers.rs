@@ -191,7 +191,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_proven_only_where_every_node_proved_it(said in prop::collection::vec(0..3_usize, 2..8)) {
+        fn it_is_proven_only_where_every_node_proved_it(
+            said in prop::collection::vec(0..3_usize, 2..8),
+        ) {
             let count = said.len() as u32;
             let said: Vec<_> = said.into_iter().map(|at| (VERDICTS[at].1, "why".to_owned())).collect();
             let (verdict, _) = unanimous(&said, nodes(2 * count, count), &Hosts::one(WorldSize::new(2 * count).unwrap()));

@@ -213,14 +213,21 @@ pub(super) mod tests {
         assert_eq!(ChildReport::decode(&format!("{}more\n", answer.encode())), None);
         let other = answer.encode().replacen(env!("CARGO_PKG_VERSION"), "0.0.0", 1);
         assert!(
-            matches!(ChildReport::decode(&other), Some(ChildReport::Cannot(why)) if why.contains("0.0.0")),
+            matches!(ChildReport::decode(&other), Some(ChildReport::Cannot(why))
+                if why.contains("0.0.0")),
             "another version's answer is none"
         );
     }
 
     proptest! {
         #[test]
-        fn an_answer_comes_back_and_no_part_of_it_does(count in 0..5_u8, failing: [bool; 20], why in "[a-z\n ]{0,12}", cannot: bool, cut: prop::sample::Index) {
+        fn an_answer_comes_back_and_no_part_of_it_does(
+            count in 0..5_u8,
+            failing: [bool; 20],
+            why in "[a-z\n ]{0,12}",
+            cannot: bool,
+            cut: prop::sample::Index,
+        ) {
             let answer = if cannot {
                 ChildReport::Cannot(line(&why))
             } else {

@@ -52,7 +52,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_comes_back_and_no_part_of_it_does(count in 1..6_u8, veto: bool, cut: prop::sample::Index) {
+        fn a_request_comes_back_and_no_part_of_it_does(
+            count in 1..6_u8,
+            veto: bool,
+            cut: prop::sample::Index,
+        ) {
             let request = Request { devices: (0..count).map(uuid).collect(), veto };
             let text = request.encode();
             prop_assert_eq!(Request::decode(&text), Some(request.clone()));

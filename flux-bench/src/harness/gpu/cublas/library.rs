@@ -58,14 +58,22 @@ flux_cuda::table! {
         desc_set = "cublasLtMatmulDescSetAttribute" (usize, c_int, *const c_void, usize) -> c_int;
         preference_create = "cublasLtMatmulPreferenceCreate" (*mut usize) -> c_int;
         preference_destroy = "cublasLtMatmulPreferenceDestroy" (usize) -> c_int;
-        preference_set = "cublasLtMatmulPreferenceSetAttribute" (usize, c_int, *const c_void, usize) -> c_int;
+        preference_set = "cublasLtMatmulPreferenceSetAttribute"
+            (usize, c_int, *const c_void, usize) -> c_int;
         heuristic = "cublasLtMatmulAlgoGetHeuristic"
-            (usize, usize, usize, usize, usize, usize, usize, c_int, *mut Candidate, *mut c_int) -> c_int;
-        algo_ids = "cublasLtMatmulAlgoGetIds" (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut c_int, *mut c_int) -> c_int;
-        algo_init = "cublasLtMatmulAlgoInit" (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut Algo) -> c_int;
-        algo_capability = "cublasLtMatmulAlgoCapGetAttribute" (*const Algo, c_int, *mut c_void, usize, *mut usize) -> c_int;
-        algo_configure = "cublasLtMatmulAlgoConfigSetAttribute" (*mut Algo, c_int, *const c_void, usize) -> c_int;
-        algo_check = "cublasLtMatmulAlgoCheck" (usize, usize, usize, usize, usize, usize, *const Algo, *mut Candidate) -> c_int;
+            (usize, usize, usize, usize, usize, usize, usize, c_int, *mut Candidate,
+             *mut c_int) -> c_int;
+        algo_ids = "cublasLtMatmulAlgoGetIds"
+            (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut c_int,
+             *mut c_int) -> c_int;
+        algo_init = "cublasLtMatmulAlgoInit"
+            (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut Algo) -> c_int;
+        algo_capability = "cublasLtMatmulAlgoCapGetAttribute"
+            (*const Algo, c_int, *mut c_void, usize, *mut usize) -> c_int;
+        algo_configure = "cublasLtMatmulAlgoConfigSetAttribute"
+            (*mut Algo, c_int, *const c_void, usize) -> c_int;
+        algo_check = "cublasLtMatmulAlgoCheck"
+            (usize, usize, usize, usize, usize, usize, *const Algo, *mut Candidate) -> c_int;
         matmul = "cublasLtMatmul"
             (usize, usize, *const c_void, *const c_void, usize, *const c_void, usize, *const c_void, *const c_void, usize, *mut c_void, usize,
              *const Algo, *mut c_void, usize, usize) -> c_int;

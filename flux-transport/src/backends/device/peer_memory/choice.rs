@@ -134,7 +134,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_order_of_all_devices_gives_each_rank_its_own(order in Just((0..8_u8).collect::<Vec<_>>()).prop_shuffle(), names: [bool; 8]) {
+        fn any_order_of_all_devices_gives_each_rank_its_own(
+            order in Just((0..8_u8).collect::<Vec<_>>()).prop_shuffle(),
+            names: [bool; 8],
+        ) {
             let entry = |(&number, name): (&u8, bool)| if name { uuid(number).to_string() } else { number.to_string() };
             let list = order.iter().zip(names).map(entry).collect::<Vec<_>>().join(",");
             prop_assert_eq!(devices(&[Some(list.as_str()); 8]), order.into_iter().map(uuid).collect::<Vec<_>>());

@@ -112,7 +112,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn checked_copies_stay_in_the_half_and_on_the_pad(place in 0u32..5, row in 0u32..20, rows in 0u32..20, col in 0u32..40, cols in 0u32..40, raise in 0u32..8, dest in 0u32..5) {
+        fn checked_copies_stay_in_the_half_and_on_the_pad(
+            place in 0u32..5,
+            row in 0u32..20,
+            rows in 0u32..20,
+            col in 0u32..40,
+            cols in 0u32..40,
+            raise in 0u32..8,
+            dest in 0u32..5,
+        ) {
             let list = [Transfer { dest, place, row, rows, col, cols, raise, step: 1 }];
             let push = push(&list);
             if push.check(4, SIZE).is_ok() {

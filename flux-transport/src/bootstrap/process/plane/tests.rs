@@ -146,7 +146,8 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         send(&peer, &frame(Kind::Barrier, 0, 0, b""), &[]);
         long.join().unwrap().unwrap();
         assert!(
-            matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]),
+            matches!(&short, ControlError::Timeout { step: "exchange", missing }
+                if *missing == [Rank::new(1)]),
             "{short}"
         );
     });

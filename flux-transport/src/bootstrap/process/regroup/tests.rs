@@ -144,7 +144,8 @@ fn a_rank_that_cannot_take_its_sockets_says_so_and_keeps_its_leader() {
         waits.join().unwrap().unwrap_err()
     });
     assert!(
-        matches!(&refused, ControlError::Io { source, .. } if source.raw_os_error() == Some(Errno::MFILE.raw_os_error())),
+        matches!(&refused, ControlError::Io { source, .. }
+            if source.raw_os_error() == Some(Errno::MFILE.raw_os_error())),
         "{refused}"
     );
     assert_eq!(heard(&leader, Kind::Stopped).0, [Kind::Stopped], "and nothing of being left out");

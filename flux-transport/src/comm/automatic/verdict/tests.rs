@@ -191,7 +191,12 @@ fn shape(ground: &Evidence) -> (u8, [bool; 3]) {
 }
 
 prop_compose! {
-    fn rank()(device in 0..12_u8, p2p_disabled in prop::bool::weighted(0.1), host in 0..10_u8) -> (Facts, u8) {
+    fn rank(
+        )(device in 0..12_u8,
+        p2p_disabled in prop::bool::weighted(0.1),
+        host in 0..10_u8) -> (Facts,
+        u8,
+    ) {
         let facts = match device {
             10 => without(false),
             11 => without(true),
@@ -203,7 +208,11 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn the_order_of_the_ranks_decides_nothing(ranks in prop::collection::vec(rank(), 1..6), shared: bool, rotate: prop::sample::Index) {
+    fn the_order_of_the_ranks_decides_nothing(
+        ranks in prop::collection::vec(rank(), 1..6),
+        shared: bool,
+        rotate: prop::sample::Index,
+    ) {
         let mut rotated = ranks.clone();
         rotated.rotate_left(rotate.index(ranks.len()));
         let judged = |ranks: &[(Facts, u8)]| {
@@ -215,7 +224,11 @@ proptest! {
     }
 
     #[test]
-    fn what_one_rank_rules_out_no_other_brings_back(ranks in prop::collection::vec(rank(), 1..6), shared: bool, more in rank()) {
+    fn what_one_rank_rules_out_no_other_brings_back(
+        ranks in prop::collection::vec(rank(), 1..6),
+        shared: bool,
+        more in rank(),
+    ) {
         let judged = |ranks: &[(Facts, u8)]| {
             let (facts, hosts): (Vec<Facts>, Vec<u8>) = ranks.iter().cloned().unzip();
             shape(&judged_in(None, &facts, &hosts, shared))
