@@ -87,7 +87,7 @@ def all_gather_gates(comm):
         y = flux_tp.all_gather_matmul(x, w.astype(np.float16), activation=activation, n=2 * half)
         close(y, activate(activation, full @ w.T), "float16", slope=512.0)
     few = lambda: flux_tp.all_gather_matmul(x, w[:8].astype(np.float16), activation="swiglu", n=2 * half - 8)
-    raises(flux_tp.OperandError, few, "multiple of 16", f"pad n with zeros to {2 * half}")
+    raises(flux_tp.OperandError, few, "multiple of 16", f"pad the gates and the ups with zeros to {half} rows each")
     x, w, _, _ = gathered(comm, comm.world_size * 8, 48, 32)
     view = np.asfortranarray(w)
     raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, view, activation="swiglu"), "weight as a contiguous [n, k]")
