@@ -77,7 +77,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
             );
             assert!(
                 shape_refused(OPS[1], [1 << 30, 8, 8 * w])
-                    .starts_with("m = 1073741824 is above the limit")
+                    .starts_with("max_m = 1073741824 is above the limit")
             );
             if w > 1 {
                 assert!(
