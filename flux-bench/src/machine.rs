@@ -95,7 +95,7 @@ pub(crate) fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
 /// CTAs that an op can have on `comm`'s device of `sms` SMs, beside the transport's own.
 pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
-        Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
+        Mover::Messages { channels, .. } => sms.saturating_sub(channels.all).max(1),
         _ => sms,
     }
 }

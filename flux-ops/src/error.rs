@@ -163,10 +163,10 @@ pub enum BuildError {
         /// Bytes of programs that stay.
         pinned: u64,
     },
-    /// The plan runs a library's collective, which the transport has not.
+    /// The plan runs a library's collective, for which ranks of a node need devices of their own.
     #[error(
-        "the {transport} transport has no collectives of a library, which {op} with \
-         `comm=sequential` needs: use nccl, or another op"
+        "NCCL has no collective of all ranks on the {transport} transport, as some share a device, \
+         and {op} with `comm=sequential` needs one: give each rank a device, or use another op"
     )]
     NoCollectives {
         /// The transport.

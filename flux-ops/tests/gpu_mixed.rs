@@ -12,7 +12,7 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{Case, Machine, OpOptions, SHARDED, Values, build_case, skipped};
+use common::{Case, Machine, OPS, OpOptions, SHARDED, Values, build_case, skipped};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::internal::nccl;
@@ -56,6 +56,7 @@ fn on_nodes(test: impl Fn(Machine)) {
 }
 
 tests_of_messages!(on_nodes);
+tests_of_sequential_calls!(on_nodes);
 
 /// For each machine, its one size of world.
 fn on_worlds(test: impl Fn(Machine, u32)) {
@@ -74,7 +75,8 @@ fn plans(machine: Machine) -> [Option<Plan>; 4] {
     [None, Some(small), Some(grouped), Some(Plan { k: KSplit::SplitK(2), ..small })]
 }
 
-/// There is no collective of all ranks: messages bring the same beside the kernel.
+/// Collectives take equal shards, and of those only an AllReduce crosses nodes: messages bring the
+/// same beside the kernel.
 #[test]
 fn a_sequential_plan_is_carried_out_by_messages() {
     on_worlds(|machine, world| {
@@ -102,6 +104,35 @@ fn a_sequential_plan_is_carried_out_by_messages() {
             });
         }
     });
+}
+
+/// On the workspace of calls whose kernels wait for peers, in both of its buffers.
+#[test]
+fn an_all_reduce_is_that_of_nccl_behind_the_gemm() {
+    on_worlds(|machine, world| {
+        let cases = OPS.map(|op| case(machine, op, world, Values::Integers, 83));
+        let expected = cases.each_ref().map(|case| case.expected_on(machine));
+        machine.run(world, suite::defaults, |node| {
+            let ops = cases.each_ref().map(|case| build_case(case, OpOptions::default(), node));
+            let [.., all_reduce] = &ops;
+            let said = all_reduce.explain();
+            assert!(said.contains("NCCL's AllReduce after the kernel"), "{said}");
+            for _ in 0..5 {
+                for ((case, op), expected) in cases.iter().zip(&ops).zip(&expected) {
+                    let y = call(op, case, node).unwrap();
+                    case.assert_equal(expected, op, node.rank, &y, "a call");
+                }
+            }
+            for op in &ops {
+                op.status().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_rank_that_never_makes_an_all_reduce_is_named() {
+    on_nodes(suite::a_rank_that_never_makes_a_sequential_call_is_named);
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn an_all_reduce_is_refused_across_nodes() {
                 .to_string()
         };
         let why = "gemm_ar stores rows at every rank, so nothing can be passed on between 2 nodes \
-                   of 2: use the transport nccl";
+                   of 2: use the transport nccl, or mixed without batch_invariant and fp32 partials";
         assert_eq!([refused(Some(plan())), refused(None)], [why, why]);
     });
 }

@@ -5,11 +5,14 @@ use crate::harness::epilogue::EPS;
 use crate::plan::Overrides;
 use flux_core::{OpKind, Problem};
 use flux_ops::{FusedLinear, OpSpec};
-use flux_transport::Communicator;
+use flux_transport::{Communicator, Mover};
 
-/// The ops that ranks of `comm` can make: a GEMM-AllReduce crosses no nodes of several ranks.
+/// The ops that ranks of `comm` can make: only a library's collective carries a GEMM-AllReduce
+/// across nodes of several ranks.
 pub(crate) fn ops_on(comm: &Communicator) -> &'static [OpKind] {
-    if comm.nodes().are_mixed() {
+    let collectives =
+        matches!(comm.capabilities().mover, Mover::Messages { collectives: true, .. });
+    if comm.nodes().are_mixed() && !collectives {
         &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter]
     } else {
         &OpKind::ALL

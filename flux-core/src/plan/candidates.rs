@@ -75,8 +75,11 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
         [1, 2, peers, world].into_iter().map(|group| group.clamp(1, widest)).collect();
     groups.sort_unstable();
     groups.dedup();
-    let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
     let all_reduces = peers > 0 && problem.op().sums_to() == SumsTo::All;
+    // The GEMM of a library's AllReduce is of all rows.
+    let is_one_gemm = all_reduces && target.has_collectives(problem);
+    let flattened =
+        (peers > 0 && (is_one_gemm || !target.nodes.are_mixed())).then_some(RowMapping::Flattened);
     let two_exchanges =
         flattened.filter(|_| all_reduces).map(|_| RowMapping::FlattenedTwoExchanges);
     groups
@@ -117,11 +120,11 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
             let messages = CommMode::Overlapped { peers: problem.world().peers() };
             let has_collectives = target.has_collectives(problem);
             let comm = if has_collectives && !target.batch_invariant {
-                CommMode::Sequential
+                Some(CommMode::Sequential)
             } else {
-                messages
+                (!target.nodes.are_mixed()).then_some(messages)
             };
-            (flattened && !target.nodes.are_mixed()).then_some(comm).into_iter().collect()
+            comm.filter(|_| flattened).into_iter().collect()
         }
         (Links::Messages(_), _) => {
             // A GEMM-ReduceScatter sends chunks of all shards of a group at once.

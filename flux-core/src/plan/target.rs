@@ -41,20 +41,19 @@ impl Target {
     }
 
     /// Whether ranks can run the library collective before or after the GEMM: it takes equal
-    /// shards, or all rows of an AllReduce, and adds sums of the op's type.
+    /// shards, or all rows of an AllReduce, and adds sums of the op's type. Across nodes only the
+    /// latter, which has no other way there.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
-        let equal =
-            problem.op().sums_to() == SumsTo::All || problem.full_shards() == problem.world().get();
+        let equal = problem.full_shards() == problem.world().get() && !self.nodes.are_mixed();
         matches!(self.links, Links::Messages(_))
-            && !self.nodes.are_mixed()
-            && equal
+            && (equal || problem.op().sums_to() == SumsTo::All)
             && problem.numerics().partials == Partials::Output
     }
 
     /// Whether the library collective stands in for a plan with this communication: messages of a
-    /// GEMM-AllReduce go from every rank to all, which a plan must ask for.
+    /// GEMM-AllReduce go from every rank to all, which a plan must ask for, and not across nodes.
     pub(super) fn prefers_collectives(&self, problem: &Problem, comm: CommMode) -> bool {
-        let messages = matches!(comm, CommMode::Overlapped { .. });
+        let messages = matches!(comm, CommMode::Overlapped { .. }) && !self.nodes.are_mixed();
         problem.op().sums_to() == SumsTo::All && !messages && self.has_collectives(problem)
     }
 

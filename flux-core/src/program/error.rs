@@ -49,10 +49,10 @@ pub enum ScheduleError {
         /// The nodes.
         nodes: Nodes,
     },
-    /// A GEMM-AllReduce over several nodes.
+    /// A GEMM-AllReduce over several nodes, but by a library's collective.
     #[error(
         "gemm_ar stores rows at every rank, so nothing can be passed on between {nodes}: use the \
-         transport nccl"
+         transport nccl, or mixed without batch_invariant and fp32 partials"
     )]
     AllReduceNodes {
         /// The nodes.

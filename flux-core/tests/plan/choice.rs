@@ -7,7 +7,7 @@ use flux_core::plan::{
 };
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Partials, Problem, WorldSize};
 use proptest::prelude::*;
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -103,6 +103,31 @@ fn an_all_reduce_through_the_host_is_per_shard_from_some_rows_on() {
             let plan = chosen(m);
             let per_shard = matches!(plan.rows, RowMapping::PerShard { .. });
             assert!(per_shard && plan.comm == CommMode::Fused { mover: copies }, "{m}: {plan}");
+        }
+    }
+}
+
+/// Nothing of a GEMM-AllReduce can be passed on between nodes.
+#[test]
+fn across_nodes_an_all_reduce_is_a_librarys_and_the_other_ops_are_messages() {
+    let world = WorldSize::new(8).unwrap();
+    for op in OpKind::ALL {
+        let problem = Problem::new(op, 8 * 128, 8192, 28672, DType::Bf16, world).unwrap();
+        let [.., messages] = targets(&problem);
+        let target = Target { nodes: Nodes::new(world, 2).unwrap(), ..messages };
+        let is_sequential = |plan: &Plan| plan.comm == CommMode::Sequential;
+        let all = Plan::candidates(&problem, &target);
+        let wanted = op == OpKind::GemmAllReduce;
+        assert!(!all.is_empty() && all.iter().all(|plan| is_sequential(plan) == wanted), "{op}");
+        for text in ["comm=sequential", "comm=overlapped:3", "rows=per-shard:2", "rows=flattened:2"]
+        {
+            let plan: Plan = format!("tile=128x128x64 {text}").parse().unwrap();
+            assert_eq!(is_sequential(&plan.canonical(&problem, &target)), wanted, "{op}: {text}");
+        }
+        if wanted {
+            let invariant = Target { batch_invariant: true, ..target };
+            assert_eq!(Plan::candidates(&problem, &invariant), []);
+            assert_eq!(Plan::candidates(&problem.with_partials(Partials::F32), &target), []);
         }
     }
 }

@@ -150,9 +150,9 @@ fn traffic(
     let capabilities = comm.capabilities();
     let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
     let has_peers = problem.world().peers() > 0;
-    if matches!(capabilities.mover, Mover::Messages { .. }) {
+    if let Mover::Messages { collectives, .. } = capabilities.mover {
         if plan.comm == CommMode::Sequential && has_peers {
-            if comm.nodes().are_mixed() {
+            if !collectives {
                 return Err(BuildError::NoCollectives {
                     transport: comm.transport(),
                     op: problem.op(),
@@ -202,7 +202,7 @@ fn workers(
         Device::Cuda { info, .. } => {
             // Messages need multiprocessors of their own while the kernel waits for them.
             let taken = match (traffic, comm.capabilities().mover) {
-                (Traffic::Messages { rounds, peers }, Mover::Messages { channels }) => {
+                (Traffic::Messages { rounds, peers }, Mover::Messages { channels, .. }) => {
                     channels.of(rounds, *peers)
                 }
                 _ => 0,

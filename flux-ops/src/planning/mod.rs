@@ -66,7 +66,7 @@ pub fn ranked_plans(comm: &Communicator, problem: &Problem) -> Vec<Plan> {
 
 fn links(capabilities: &Capabilities) -> Links {
     match (capabilities.mover, capabilities.peer_stores) {
-        (Mover::Messages { channels }, _) => Links::Messages(channels),
+        (Mover::Messages { channels, .. }, _) => Links::Messages(channels),
         (_, PeerStores::All) => Links::PeerMemory,
         _ => Links::HostStaged,
     }

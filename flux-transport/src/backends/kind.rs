@@ -52,6 +52,8 @@ pub enum Mover {
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
+        /// Whether a [collective](crate::Job::Collective) of all ranks may be a call's traffic.
+        collectives: bool,
     },
 }
 

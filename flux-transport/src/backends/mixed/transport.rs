@@ -1,7 +1,7 @@
 //! The mixed transport of one rank.
 //!
 //! Invariant: that of nccl, with two side streams: none waits for the kernel but the rail's, for
-//! flags, and the node peers' waits for the rail's only.
+//! flags, and the node peers' waits for the rail's only. A collective is on the caller's stream.
 
 use super::check::fault;
 use super::members::Members;
@@ -16,7 +16,8 @@ use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, Source, Started};
 use crate::backends::kind::{Capabilities, TransportKind};
 use crate::backends::nccl::{
-    CallWatch, Generation, Link, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_rounds,
+    CallWatch, Generation, Link, NO_GRAPHS, Outbox, Watchdog, deferred, enqueue_collective,
+    enqueue_rounds,
 };
 use crate::backends::options::{Options, Select};
 use crate::backends::transport::Transport;
@@ -181,8 +182,8 @@ impl Transport for Mixed {
         format!(
             "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node \
              ranks store into each other's memory and copy engines pass on what came from other \
-             nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent \
-             was read by its intra-node peers and its rail; {}; no call can be captured in a \
+             nodes, {} rails between them carry messages by NCCL {}{}; what each rank wrote or \
+             sent was read by its intra-node peers and its rail; {}; no call can be captured in a \
              graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
@@ -190,6 +191,7 @@ impl Transport for Mixed {
             self.device(),
             nodes.per_node(),
             rail.version(),
+            rail.reach(),
             rail.sharing,
             locked(&self.state).generation.workspace.held().device,
             rail.advice(),
@@ -259,6 +261,19 @@ impl Transport for Mixed {
                 calls.note(Transfers::InOrder);
                 return Ok(Started { view: generation.plain(), pushes: false });
             }
+            Job::Collective(collective) => {
+                let _current = self.device.enter()?;
+                generation.open(calls, (caller, collective.op), &self.watch)?;
+                calls.note(Transfers::InOrder);
+                if collective.is_ahead() {
+                    let (device, memory) = (&self.device, generation.workspace.memory());
+                    // SAFETY: checked above; the caller promises the rows.
+                    unsafe {
+                        enqueue_collective(device, caller, &self.watch, memory, collective, calls)
+                    }?;
+                }
+                return Ok(Started { view: generation.plain(), pushes: false });
+            }
             Job::Messages(messages) => messages,
             other => return Err(other.unusable()),
         };
@@ -288,17 +303,23 @@ impl Transport for Mixed {
         Ok(Started { view: generation.view_of(messages, epoch), pushes: false })
     }
 
-    unsafe fn launched(&self, _stream: Stream<'_>, job: &Job<'_>) -> Result<(), TransportError> {
+    unsafe fn launched(&self, stream: Stream<'_>, job: &Job<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
-        let Job::Messages(messages) = job else { return Ok(()) };
-        if !calls.awaited_launch() {
-            return Ok(());
-        }
         job.check(self.members.nodes.world().get(), generation.workspace.size())?;
-        let (memory, epoch) = (generation.workspace.memory(), calls.epoch());
-        let (device, stream) = (&self.device, lanes.rail.raw());
-        // SAFETY: checked, and forked when it was started; the caller promises the rounds.
-        unsafe { enqueue_rounds(device, stream, &self.watch, memory, messages, epoch, |_| Ok(())) }
+        let (device, watch, memory) = (&self.device, &self.watch, generation.workspace.memory());
+        match job {
+            Job::Messages(messages) if calls.awaited_launch() => {
+                let (rail, epoch) = (lanes.rail.raw(), calls.epoch());
+                // SAFETY: checked, and forked when it was started; the caller promises the rounds.
+                unsafe { enqueue_rounds(device, rail, watch, memory, messages, epoch, |_| Ok(())) }
+            }
+            Job::Collective(collective) if !collective.is_ahead() => {
+                let caller = calls.raw(stream)?;
+                // SAFETY: checked; the caller promises the rows.
+                unsafe { enqueue_collective(device, caller, watch, memory, collective, calls) }
+            }
+            _ => Ok(()),
+        }
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
@@ -308,7 +329,9 @@ impl Transport for Mixed {
 
     fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, .. } = &mut *locked(&self.state);
-        calls.finish(stream, |caller| lanes.join(caller))
+        calls.finish(stream, |caller| lanes.join(caller))?;
+        self.watch.call_is_marked();
+        Ok(())
     }
 
     fn ask_peers(&self) {

@@ -11,11 +11,10 @@
 use super::messages::Use;
 use super::rounds::Memory;
 use super::watch::CallWatch;
+use crate::backends::device::calls::Calls;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{CollectiveKind, LibraryCollective};
-use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, Event, RowCopy, Rows, copy_rows_async};
-use std::sync::Arc;
+use flux_cuda::{CudaDevice, RowCopy, Rows, copy_rows_async};
 
 /// Where the rows of a collective lie on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,20 +40,21 @@ impl Places {
     }
 }
 
-/// Enqueues the collective of call `epoch` on the caller's stream. Returns the event that is to end
-/// the call, where that marks the collective's end.
+/// Enqueues the collective of the call in progress on the caller's stream. That of sums is marked by
+/// the event that ends the call.
 ///
 /// # Safety
 /// The job was checked against the workspace `at`. The stream is ordered after the call before.
 /// Nothing else uses the shard until it is past what is enqueued here.
-pub(super) unsafe fn enqueue(
+pub(crate) unsafe fn enqueue_collective(
     device: &CudaDevice,
     caller: usize,
     watch: &CallWatch,
     at: Memory<'_>,
     job: &LibraryCollective,
-    epoch: Epoch,
-) -> Result<Option<Arc<Event>>, TransportError> {
+    calls: &mut Calls,
+) -> Result<(), TransportError> {
+    let epoch = calls.epoch();
     let Places { all, own, packed } = Places::new(job, at.rank.get(), at.half(epoch));
     let packing = RowCopy {
         to: Rows { address: own, pitch: job.row_bytes },
@@ -83,15 +83,15 @@ pub(super) unsafe fn enqueue(
             pack()?;
         }
         watch.gather_begins(epoch, caller)?;
-        collective()?;
-        return Ok(None);
+        return Ok(collective()?);
     }
     let end = watch.sum_begins(epoch)?;
     collective()?;
     if packed {
         unpack()?;
     }
-    Ok(Some(end))
+    calls.end_by(end);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -68,6 +68,19 @@ pub(super) fn host_digest(variable: Option<&OsStr>) -> u64 {
     digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
+/// Whether NCCL refuses both in one communicator; `shared`: whether they agreed to share devices.
+fn collide(one: &Identity, other: &Identity, shared: bool) -> bool {
+    one.uuid == other.uuid && !(shared && one.host != other.host)
+}
+
+/// Whether all ranks can be of one communicator.
+pub(super) fn are_apart(identities: &[Identity], shared: bool) -> bool {
+    let is_apart = |(before, one): (usize, &Identity)| {
+        identities[..before].iter().all(|other| !collide(one, other, shared))
+    };
+    identities.iter().enumerate().all(is_apart)
+}
+
 /// Whether ranks can join whose rail is `rail`, of all that there are; `shared`: whether they
 /// agreed to share devices. Settings are to be the same on all rails: schedules follow from them,
 /// and ranks of one call have one.
@@ -83,7 +96,7 @@ pub(super) fn check(
         .enumerate()
         .filter_map(|(index, &other)| Some((Rank::new(u32::try_from(index).ok()?), other)));
     for (peer, other) in all.filter(|&(peer, _)| peer != rank) {
-        if rail.contains(&peer) && other.uuid == mine.uuid && !(shared && other.host != mine.host) {
+        if rail.contains(&peer) && collide(&mine, &other, shared) {
             let but = if shared {
                 format!(", unless each is a process with an {HOST} of its own")
             } else {
@@ -143,7 +156,9 @@ pub(super) mod tests {
         let check = |others: [Identity; 4]| {
             check(Rank::new(1), &[Rank::new(1), Rank::new(3)], &others, false)
         };
-        assert!(check([own, own, identity(1), identity(1)]).is_ok());
+        let by_node = [own, own, identity(1), identity(1)];
+        assert!(check(by_node).is_ok() && !are_apart(&by_node, true));
+        assert!(are_apart(&[0, 1, 2, 3].map(identity), false));
         assert!(check([own; 4]).unwrap_err().contains("ranks 1 and 3 are both on device"));
         for (other, word) in [
             (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank # 22800"),

@@ -3,7 +3,7 @@
 //! Invariant: where meeting fails it fails on all ranks, which are then still in step.
 
 use super::abi::UniqueId;
-use super::identity::{HOST, Identity, check, host_digest};
+use super::identity::{HOST, Identity, are_apart, check, host_digest};
 use super::library::{self, NcclError};
 use super::messages::Use;
 use super::settings::{PIECES, SHARE, advice, lanes, number, shared};
@@ -20,7 +20,8 @@ use flux_cuda::DeviceInfo;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Ranks that can make a communicator: those of a rail, in the order of their nodes.
+/// Ranks that can make communicators: those of a rail one, and all of them another where no two
+/// share a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
@@ -28,12 +29,19 @@ pub(crate) struct Members {
     pub(super) version: u32,
     pieces: u64,
     hosts: u32,
+    /// Names the communicator that the others are split from.
     pub(super) id: UniqueId,
     /// The transport that they meet for.
     select: Select,
-    ranks: Vec<Rank>,
-    /// This rank's place among them.
-    own: usize,
+    nodes: Nodes,
+    rank: Rank,
+    /// Whether all ranks can be of one communicator.
+    collectives: bool,
+}
+
+/// The ranks of a rail, in the order of their nodes.
+fn rail(nodes: Nodes, rank: Rank) -> Vec<Rank> {
+    (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect()
 }
 
 impl Members {
@@ -59,21 +67,21 @@ impl Members {
         let met = found
             .ok_or_else(|| "a rank sent a message that is not one of this version's".to_owned())
             .and_then(|identities| {
-                let ranks: Vec<Rank> =
-                    (0..nodes.count()).map(|node| nodes.rank(node, nodes.local_of(rank))).collect();
-                let own = nodes.node_of(rank) as usize;
-                check(rank, &ranks, &identities, options.shared_device)?;
-                Ok((identities[ranks[0].index()], ranks, own))
+                check(rank, &rail(nodes, rank), &identities, options.shared_device)?;
+                // All ranks find the same of the same identities.
+                let collectives = are_apart(&identities, options.shared_device);
+                Ok((identities[rank.index()], collectives))
             });
-        let (Identity { sharing, version, pieces, .. }, ranks, own) =
+        let (Identity { sharing, version, pieces, .. }, collectives) =
             together(steps, until, met.map_err(unusable))?;
+        let first = if collectives { Rank::new(0) } else { rail(nodes, rank)[0] };
         // Not before: for each name NCCL has a thread that waits, at a socket, until all have
         // joined.
-        let name = if own == 0 { UniqueId::new() } else { Ok(UniqueId::from_bytes([0; 128])) };
+        let name = if rank == first { UniqueId::new() } else { Ok(UniqueId::from_bytes([0; 128])) };
         let name = name.map_err(|why| unusable(why.to_string()));
         let answers = agree(steps, &name.as_ref().map(|name| name.to_bytes()), until);
         name?;
-        let named = named(ranks[0], &answers?).map_err(unusable);
+        let named = named(first, &answers?).map_err(unusable);
         let id = together(steps, until, named)?;
         Ok(Self {
             info,
@@ -83,22 +91,43 @@ impl Members {
             hosts: hosts(world, options),
             id,
             select,
-            ranks,
-            own,
+            nodes,
+            rank,
+            collectives,
         })
     }
 
     /// What a transport can do whose messages they carry.
     pub(crate) const fn capabilities(&self) -> Capabilities {
-        let mover = Mover::Messages { channels: self.sharing.channels(self.hosts) };
+        let (channels, collectives) = (self.sharing.channels(self.hosts), self.collectives);
+        let mover = Mover::Messages { channels, collectives };
         Capabilities { peer_stores: PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
-    /// What their communicators are used for. No call is sequential where intra-node peers store
-    /// into each other's memory.
+    /// What their communicators are used for.
     pub(super) fn uses(&self) -> impl Iterator<Item = Use> + use<> {
-        let is_sequential = self.select != Select::Mixed;
-        [Use::Overlapped].into_iter().chain(is_sequential.then_some(Use::Sequential))
+        [Use::Overlapped].into_iter().chain(self.collectives.then_some(Use::Sequential))
+    }
+
+    /// The use whose ranks are those of the communicator that all are split from.
+    pub(super) const fn widest(&self) -> Use {
+        if self.collectives { Use::Sequential } else { Use::Overlapped }
+    }
+
+    /// The ranks of a communicator, in its order: messages go along the rail.
+    fn ranks(&self, by: Use) -> Vec<Rank> {
+        match by {
+            Use::Overlapped => rail(self.nodes, self.rank),
+            Use::Sequential => self.nodes.world().ranks().collect(),
+        }
+    }
+
+    /// What is the same for all ranks of a communicator, of those that are split.
+    pub(super) const fn color(&self, by: Use) -> u32 {
+        match by {
+            Use::Overlapped => self.nodes.local_of(self.rank),
+            Use::Sequential => 0,
+        }
     }
 
     /// NCCL's version, for people.
@@ -106,44 +135,45 @@ impl Members {
         library::words(self.version)
     }
 
+    /// What is summed over all ranks, for people: a clause.
+    pub(crate) const fn reach(&self) -> &'static str {
+        if self.collectives {
+            ", which also sums over all ranks"
+        } else {
+            ", which sums over no ranks that share a device"
+        }
+    }
+
     /// What may be worth a try, for people; nothing, or a clause.
     pub(crate) fn advice(&self) -> String {
         advice(self.hosts, self.pieces)
     }
 
-    /// This rank's number in the communicator, and how many there are.
-    pub(super) fn place(&self) -> (u32, u32) {
-        // At most MAX_WORLD.
-        (
-            u32::try_from(self.own).unwrap_or(u32::MAX),
-            u32::try_from(self.ranks.len()).unwrap_or(u32::MAX),
-        )
+    /// This rank's number in a communicator, and how many there are.
+    pub(super) fn place(&self, by: Use) -> (u32, u32) {
+        let Self { nodes, rank, .. } = self;
+        match by {
+            Use::Overlapped => (nodes.node_of(*rank), nodes.count()),
+            Use::Sequential => (rank.get(), nodes.world().get()),
+        }
     }
 
     /// The error of an attempt to join that others did not come to.
     pub(super) fn incomplete(&self, waited: Duration) -> NcclError {
-        let (rank, world) = self.named();
-        NcclError::Deadline { rank, world, waited }
+        NcclError::Deadline { rank: self.rank.get(), world: self.place(self.widest()).1, waited }
     }
 
     /// The error of a proof to which a message did not come.
-    pub(super) fn silent(&self, waited: Duration) -> NcclError {
-        let (rank, world) = self.named();
-        NcclError::Silent { rank, world, waited }
+    pub(super) fn silent(&self, by: Use, waited: Duration) -> NcclError {
+        NcclError::Silent { rank: self.rank.get(), world: self.place(by).1, waited }
     }
 
     /// The error of a proof in which the rank at place `peer` was heard to say `seen`.
-    pub(super) fn not_proven(&self, peer: u32, expected: u32, seen: u32) -> ConnectError {
-        let (rank, peer) = (self.ranks[self.own], self.ranks[peer as usize]);
+    pub(super) fn not_proven(&self, by: Use, peer: u32, expected: u32, seen: u32) -> ConnectError {
+        let (rank, peer) = (self.rank, self.ranks(by)[peer as usize]);
         let why =
             format!("rank {rank} received {seen:#010x} where rank {peer} sent {expected:#010x}");
         ConnectError::Unusable { select: self.select, why }
-    }
-
-    /// This rank by its number in the world, as people know it, and how many are in the
-    /// communicator.
-    fn named(&self) -> (u32, u32) {
-        (self.ranks[self.own].get(), self.place().1)
     }
 }
 
@@ -171,7 +201,7 @@ fn introduce(
     Ok((info, identity))
 }
 
-/// The name that `first`, the first of a rail, has given to its communicator.
+/// The name that `first`, the first of a communicator, has given to it.
 fn named(first: Rank, answers: &[Vec<u8>]) -> Result<UniqueId, String> {
     let answer = &answers[first.index()];
     let bytes = answer.as_array().ok_or_else(|| {
@@ -195,6 +225,7 @@ mod tests {
     use super::super::identity::tests::identity;
     use super::*;
     use flux_core::WorldSize;
+    use std::collections::BTreeMap;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
@@ -228,9 +259,9 @@ mod tests {
         let info = crate::device::some_gpu();
         let (Identity { sharing, version, pieces, .. }, id) =
             (identity(0), UniqueId::from_bytes([7; 128]));
-        // The second of node 1 of 2: number 1 on the rail.
-        let ranks = [1, 5].map(Rank::new).to_vec();
-        let members = Members {
+        // The second of node 1 of 2: number 1 on the rail of ranks 1 and 5.
+        let nodes = Nodes::new(WorldSize::new(8).unwrap(), 2).unwrap();
+        let rail = Members {
             info,
             sharing,
             version,
@@ -238,24 +269,70 @@ mod tests {
             hosts: 2,
             id,
             select: Select::Mixed,
-            ranks,
-            own: 1,
+            nodes,
+            rank: Rank::new(5),
+            collectives: false,
         };
+        let all = Members { collectives: true, ..rail.clone() };
         let waited = Duration::from_secs(30);
-        let texts =
-            [members.incomplete(waited), members.silent(waited)].map(|error| error.to_string());
-        assert_eq!(texts[0], "rank 5 waited 30s for all 2 ranks of its NCCL communicator to join");
-        assert!(
-            texts[1].starts_with("rank 5 waited 30s for a message from each of the 2 ranks"),
-            "{}",
-            texts[1]
-        );
-        let unusable = members.not_proven(0, 1, 2);
-        assert!(
-            matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why }
-                if why.contains("rank 5 received 0x00000002 where rank 1 sent")),
-            "{unusable}"
-        );
+        for (members, count) in [(&rail, 2), (&all, 8)] {
+            let text = members.incomplete(waited).to_string();
+            assert_eq!(
+                text,
+                format!("rank 5 waited 30s for all {count} ranks of its NCCL communicator to join")
+            );
+        }
+        for (by, count, peer) in [(Use::Overlapped, 2, 1), (Use::Sequential, 8, 0)] {
+            let silent = all.silent(by, waited).to_string();
+            let expected =
+                format!("rank 5 waited 30s for a message from each of the {count} ranks");
+            assert!(silent.starts_with(&expected), "{silent}");
+            let unusable = all.not_proven(by, 0, 1, 2);
+            let expected = format!("rank 5 received 0x00000002 where rank {peer} sent");
+            assert!(
+                matches!(&unusable, ConnectError::Unusable { select: Select::Mixed, why } if why.contains(&expected)),
+                "{unusable}"
+            );
+        }
+    }
+
+    #[test]
+    fn messages_go_along_the_rail_and_collectives_are_of_all_ranks() {
+        let info = crate::device::some_gpu();
+        let (Identity { sharing, version, pieces, .. }, id) =
+            (identity(0), UniqueId::from_bytes([7; 128]));
+        let (world, select) = (WorldSize::new(6).unwrap(), Select::Mixed);
+        for count in [2, 3, 6] {
+            let nodes = Nodes::new(world, count).unwrap();
+            // By use and color: the ranks, by their numbers.
+            let mut communicators = BTreeMap::<_, BTreeMap<u32, Rank>>::new();
+            for rank in world.ranks() {
+                let (info, hosts, collectives) = (info.clone(), 2, true);
+                let members = Members {
+                    info,
+                    sharing,
+                    version,
+                    pieces,
+                    hosts,
+                    id,
+                    select,
+                    nodes,
+                    rank,
+                    collectives,
+                };
+                for by in members.uses() {
+                    let (number, of) = members.place(by);
+                    let ranks = members.ranks(by);
+                    assert_eq!((ranks[number as usize], ranks.len() as u32), (rank, of));
+                    let key = (by == Use::Sequential, members.color(by));
+                    communicators.entry(key).or_default().insert(number, rank);
+                }
+            }
+            assert_eq!(communicators.len() as u32, nodes.per_node() + 1);
+            for (key, ranks) in communicators {
+                assert!(ranks.keys().copied().eq(0..if key.0 { 6 } else { count }), "{ranks:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once. There
-//! NCCL starts a thread that puts each group on its stream: longer work for the host than a short
-//! call. So the communicators that carry data are split from it, of the other mode: the thread that
-//! ends a group puts it on its stream. It waits like any launch where the stream is full, for a
-//! peer in the end. The family ends that wait: all share NCCL's flag for aborts.
+//! It is two or three. The [family](Family), of all ranks or of a rail, is of NCCL's mode in which
+//! calls return at once. There NCCL starts a thread that puts each group on its stream: longer work
+//! for the host than a short call. So the communicators that carry data are split from it, of the
+//! other mode: the thread that ends a group puts it on its stream. It waits like any launch where the
+//! stream is full, for a peer in the end. The family ends that wait: all share NCCL's flag for
+//! aborts.
 //!
 //! Messages beside a kernel have few channels, as each takes a multiprocessor of it. The
 //! collectives of sequential calls have a communicator of their own, with the channels that NCCL
@@ -49,7 +50,7 @@ pub(super) enum Use {
     Sequential,
 }
 
-/// Joins the communicator of `members`, and splits that of the messages from it.
+/// Joins the communicator of `members`, and splits those of its uses from it.
 pub(super) fn join(
     device: &CudaDevice,
     members: &Members,
@@ -57,7 +58,8 @@ pub(super) fn join(
 ) -> Result<(Family, Messages), NcclError> {
     let began = Instant::now();
     let library = library()?;
-    let ((place, count), sharing, version) = (members.place(), members.sharing, version()?);
+    let ((place, count), sharing, version) =
+        (members.place(members.widest()), members.sharing, version()?);
     let (overlapped, own_choice) = (sharing.asked..=sharing.asked, 1..=most(version));
     // A communicator that is split from the family has no more channels than that.
     let all =
@@ -76,7 +78,7 @@ pub(super) fn join(
     let made = members.uses().try_for_each(|by| {
         let channels = if by == Use::Overlapped { overlapped.clone() } else { own_choice.clone() };
         let config = Config::new(true, by == Use::Overlapped, channels, sharing.lanes, version);
-        match family.split(place, config, until)? {
+        match family.split(members.color(by), members.place(by).0, config, until)? {
             Some(communicator) => messages.0.push((by, communicator)),
             None => return Err(members.incomplete(began.elapsed())),
         }
@@ -151,10 +153,11 @@ impl Family {
         done_by(until, || self.is_ready())
     }
 
-    /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank
-    /// has the number `place`. The device's context is current.
+    /// Splits a communicator of its ranks with this `color` from it, if that is done by then, in
+    /// which this rank has the number `place`. The device's context is current.
     fn split(
         &self,
+        color: u32,
         place: u32,
         mut config: Config,
         until: Instant,
@@ -165,11 +168,10 @@ impl Family {
         }
         // On the heap: NCCL writes it when the split is done, which may be after this has given up.
         let split = Box::into_raw(Box::new(0_usize));
+        let (color, place) = (color.cast_signed(), place.cast_signed());
         // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it;
         // the configuration is of the size that it says and is read before the call returns.
-        let code = unsafe {
-            (library.nccl_comm_split)(*raw, 0, place.cast_signed(), split, &raw mut config)
-        };
+        let code = unsafe { (library.nccl_comm_split)(*raw, color, place, split, &raw mut config) };
         library.accepted("ncclCommSplit", code)?;
         if !self.ready_by(until)? {
             return Ok(None);

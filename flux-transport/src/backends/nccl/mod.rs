@@ -50,6 +50,7 @@ mod watch;
 mod watchdog;
 mod workspace;
 
+pub(crate) use collective::enqueue_collective;
 pub(crate) use generation::{Generation, Outgoing};
 pub(crate) use link::Link;
 pub(crate) use members::Members;

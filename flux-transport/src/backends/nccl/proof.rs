@@ -46,7 +46,7 @@ pub(super) fn prove(
     members: &Members,
     until: Instant,
 ) -> Result<(), ConnectError> {
-    let buffers = Buffers::new(device, members.place().1)?;
+    let buffers = Buffers::new(device, members.place(members.widest()).1)?;
     let mut uses = members.uses();
     let proven =
         uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
@@ -70,7 +70,7 @@ fn exchange(
 ) -> Result<(), ConnectError> {
     let began = Instant::now();
     let nccl = |error: NcclError| ConnectError::Transport(TransportError::Nccl(error));
-    let (own, count) = members.place();
+    let (own, count) = members.place(by);
     let peers = || (0..count).filter(|&peer| peer != own);
     let _current = device.enter()?;
     for peer in 0..count {
@@ -96,7 +96,7 @@ fn exchange(
         }),
     };
     if !connected(link, (by, stream.raw()), fill, until)? {
-        return Err(nccl(members.silent(began.elapsed())));
+        return Err(nccl(members.silent(by, began.elapsed())));
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
     unsafe {
@@ -130,13 +130,13 @@ fn exchange(
         }?;
     }
     if !done_by(until, || stream.is_idle())? {
-        return Err(nccl(members.silent(began.elapsed())));
+        return Err(nccl(members.silent(by, began.elapsed())));
     }
     for (at, (peer, to, _)) in to_see().enumerate() {
         // SAFETY: the stream has written it, and is past that.
         let (seen, expected) = (unsafe { buffers.seen(at).read_volatile() }, word(by, peer, to));
         if seen != expected {
-            return Err(members.not_proven(peer, expected, seen));
+            return Err(members.not_proven(by, peer, expected, seen));
         }
     }
     Ok(())

@@ -4,6 +4,8 @@
 //! stream is full, as any launch does; the watchdog ends that, too. The host counts the epochs: no
 //! call is captured. The watchdog ends before the memory and the stream that it lets go of.
 
+use super::collective::enqueue_collective;
+use super::deferred;
 use super::generation::Generation;
 use super::link::Link;
 use super::members::Members;
@@ -11,7 +13,6 @@ use super::rounds::{NO_GRAPHS, enqueue_rounds};
 use super::watch::CallWatch;
 use super::watchdog::Watchdog;
 use super::workspace::Workspace;
-use super::{collective, deferred};
 use crate::backends::connect_error::ConnectError;
 use crate::backends::device::calls::{Calls, Captures, Transfers};
 use crate::backends::device::lane::Lane;
@@ -130,21 +131,17 @@ impl NcclTransport {
     /// Enqueues the collective of the call in progress on the caller's stream.
     ///
     /// # Safety
-    /// As [`collective::enqueue`], of this rank's workspace.
+    /// As [`enqueue_collective`], of this rank's workspace.
     unsafe fn collect(
         &self,
         state: &mut State,
         caller: usize,
         job: &LibraryCollective,
     ) -> Result<(), TransportError> {
-        let (at, epoch) = (state.generation.workspace.memory(), state.calls.epoch());
+        let State { generation, calls, .. } = state;
+        let at = generation.workspace.memory();
         // SAFETY: this function's promise.
-        let end =
-            unsafe { collective::enqueue(&self.device, caller, &self.watch, at, job, epoch) }?;
-        if let Some(end) = end {
-            state.calls.end_by(end);
-        }
-        Ok(())
+        unsafe { enqueue_collective(&self.device, caller, &self.watch, at, job, calls) }
     }
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the

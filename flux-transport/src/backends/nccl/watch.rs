@@ -137,7 +137,7 @@ impl CallWatch {
     }
 
     /// Notes that the event that ends the call in progress was recorded.
-    pub(super) fn call_is_marked(&self) {
+    pub(crate) fn call_is_marked(&self) {
         self.marks.recorded();
     }
 
