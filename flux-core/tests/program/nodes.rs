@@ -18,36 +18,39 @@ fn across(
     op: OpKind,
     counts: RangeInclusive<u32>,
     per_node: RangeInclusive<u32>,
-) -> impl Strategy<Value = Call> {
+) -> BoxedStrategy<Call> {
     let raster_group =
         (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let cut = (chunks(), raster_group, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
-    (counts, per_node, 1..=40_usize, (1..=5_usize, 1..=4_usize, 0..16_usize), cut).prop_map(
-        move |(
-            count,
-            per_node,
-            rows,
-            (n8, k8, more),
-            (chunk, raster_group, (group, prologue, chunk_ordered), k_slices, split_k),
-        )| {
-            let world = WorldSize::new(count * per_node).unwrap();
-            let split = |groups| 8 * (groups * world.index() + more % world.index());
-            let (n, k) =
-                if op == AllGatherGemm { (split(n8), 8 * k8) } else { (8 * n8, split(k8)) };
-            let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
-            let schedule = Schedule {
-                chunk,
-                raster_group,
-                group,
-                prologue,
-                chunk_ordered,
-                k_slices,
-                split_k,
-                ..Schedule::of(TileShape::new(16, 16, 8))
-            };
-            build(&problem, &schedule, count)
-        },
-    )
+    (counts, per_node, 1..=40_usize, (1..=5_usize, 1..=4_usize, 0..16_usize), cut)
+        .prop_map(
+            move |(
+                count,
+                per_node,
+                rows,
+                (n8, k8, more),
+                (chunk, raster_group, (group, prologue, chunk_ordered), k_slices, split_k),
+            )| {
+                let world = WorldSize::new(count * per_node).unwrap();
+                let split = |groups| 8 * (groups * world.index() + more % world.index());
+                let (n, k) =
+                    if op == AllGatherGemm { (split(n8), 8 * k8) } else { (8 * n8, split(k8)) };
+                let problem =
+                    Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
+                let schedule = Schedule {
+                    chunk,
+                    raster_group,
+                    group,
+                    prologue,
+                    chunk_ordered,
+                    k_slices,
+                    split_k,
+                    ..Schedule::of(TileShape::new(16, 16, 8))
+                };
+                build(&problem, &schedule, count)
+            },
+        )
+        .boxed()
 }
 
 fn build(problem: &Problem, schedule: &Schedule, count: u32) -> Call {
@@ -61,8 +64,9 @@ fn build(problem: &Problem, schedule: &Schedule, count: u32) -> Call {
     )
 }
 
-fn any_across() -> impl Strategy<Value = Call> {
+fn any_across() -> BoxedStrategy<Call> {
     prop_oneof![across(AllGatherGemm, 1..=4, 1..=4), across(GemmReduceScatter, 1..=4, 1..=4)]
+        .boxed()
 }
 
 /// Amount that crosses nodes in a call: elements of x, or partial tiles.

@@ -15,55 +15,60 @@ fn crosses(program: &TileProgram, dest: u32) -> bool {
     !program.nodes.together(program.rank, Rank::new(dest))
 }
 
-fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
+fn programs() -> BoxedStrategy<Vec<TileProgram>> {
     let op = prop::sample::select(&OpKind::ALL[..]);
     let cut = (1u32..=4, 1u32..=17, 1u32..=3, prop_oneof![Just(u32::MAX), 1u32..=3]);
     let grouped = prop_oneof![
         (2u32..=16).prop_map(|world| (world, world)),
         (2u32..=4, 2u32..=4).prop_map(|(count, of)| (count, count * of))
     ];
-    (op, grouped, 1usize..=9, (1usize..=5, 0usize..16), 1usize..=3, cut, any::<bool>()).prop_map(
-        |(
-            op,
-            (nodes, world),
-            rows,
-            (split, more),
-            whole,
-            (chunk, group, split_k, raster_group),
-            flattened,
-        )| {
-            let world = WorldSize::new(world).expect("a world size");
-            let nodes = Nodes::new(world, nodes).expect("equal nodes");
-            let op = if op == OpKind::GemmAllReduce && nodes.are_mixed() {
-                OpKind::GemmReduceScatter
-            } else {
-                op
-            };
-            let (split, whole) = (8 * (split * world.index() + more % world.index()), 16 * whole);
-            let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
-            let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world)
-                .expect("a valid problem");
-            // Mixed nodes have no flattened rows, and messages of a GEMM-AllReduce no others.
-            let flattened = (flattened || op == OpKind::GemmAllReduce) && !nodes.are_mixed();
-            let layout = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
-            let chunk = if flattened && op.reduces() { Chunk::Shard } else { Chunk::Tiles(chunk) };
-            let schedule = Schedule {
-                chunk,
-                raster_group,
-                group,
-                split_k,
-                rows: layout,
-                ..Schedule::of(TileShape::new(2, 16, 16))
-            };
-            world
-                .ranks()
-                .map(|rank| {
-                    TileProgram::build_across(&problem, rank, &schedule, nodes)
-                        .expect("a valid schedule")
-                })
-                .collect()
-        },
-    )
+    (op, grouped, 1usize..=9, (1usize..=5, 0usize..16), 1usize..=3, cut, any::<bool>())
+        .prop_map(
+            |(
+                op,
+                (nodes, world),
+                rows,
+                (split, more),
+                whole,
+                (chunk, group, split_k, raster_group),
+                flattened,
+            )| {
+                let world = WorldSize::new(world).expect("a world size");
+                let nodes = Nodes::new(world, nodes).expect("equal nodes");
+                let op = if op == OpKind::GemmAllReduce && nodes.are_mixed() {
+                    OpKind::GemmReduceScatter
+                } else {
+                    op
+                };
+                let (split, whole) =
+                    (8 * (split * world.index() + more % world.index()), 16 * whole);
+                let (n, k) =
+                    if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
+                let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world)
+                    .expect("a valid problem");
+                // Mixed nodes have no flattened rows, and messages of a GEMM-AllReduce no others.
+                let flattened = (flattened || op == OpKind::GemmAllReduce) && !nodes.are_mixed();
+                let layout = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
+                let chunk =
+                    if flattened && op.reduces() { Chunk::Shard } else { Chunk::Tiles(chunk) };
+                let schedule = Schedule {
+                    chunk,
+                    raster_group,
+                    group,
+                    split_k,
+                    rows: layout,
+                    ..Schedule::of(TileShape::new(2, 16, 16))
+                };
+                world
+                    .ranks()
+                    .map(|rank| {
+                        TileProgram::build_across(&problem, rank, &schedule, nodes)
+                            .expect("a valid schedule")
+                    })
+                    .collect()
+            },
+        )
+        .boxed()
 }
 
 /// The rounds in the order of sending to `peers` peers at once.

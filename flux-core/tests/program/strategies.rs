@@ -1,4 +1,5 @@
-//! Problems and schedules that are valid by construction.
+//! Problems and schedules that are valid by construction. Strategies of calls are boxed: unboxed ones
+//! take most of the time in which these tests are compiled.
 
 use flux_core::layout::RowLayout;
 use flux_core::problem::MAX_WEIGHTS;
@@ -51,8 +52,8 @@ pub(crate) fn calls(
     worlds: RangeInclusive<u32>,
     row_blocks: RangeInclusive<u32>,
     col_blocks: RangeInclusive<u32>,
-    chunks: impl Strategy<Value = Chunk>,
-) -> impl Strategy<Value = Call> {
+    chunks: impl Strategy<Value = Chunk> + 'static,
+) -> BoxedStrategy<Call> {
     calls_in_groups(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
 }
 
@@ -62,9 +63,9 @@ pub(crate) fn calls_in_groups(
     worlds: RangeInclusive<u32>,
     row_blocks: RangeInclusive<u32>,
     col_blocks: RangeInclusive<u32>,
-    chunks: impl Strategy<Value = Chunk>,
+    chunks: impl Strategy<Value = Chunk> + 'static,
     groups: RangeInclusive<u32>,
-) -> impl Strategy<Value = Call> {
+) -> BoxedStrategy<Call> {
     let raster_group =
         (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster_group, groups)
@@ -86,12 +87,13 @@ pub(crate) fn calls_in_groups(
                 },
             )
         })
+        .boxed()
 }
 
 /// Calls of AllGather-GEMM and GEMM-ReduceScatter with one item a tile, and whole rows announced.
-pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
+pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> BoxedStrategy<Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
-    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
+    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)].boxed()
 }
 
 /// Fields of a schedule besides tile, chunk, raster and group.
@@ -158,9 +160,9 @@ pub(crate) fn knob_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     k_blocks: RangeInclusive<u32>,
-    knobs: impl Strategy<Value = Knobs>,
-) -> impl Strategy<Value = Call> {
-    uneven_calls(op, worlds, k_blocks, knobs, Just((0, 0)))
+    knobs: impl Strategy<Value = Knobs> + 'static,
+) -> BoxedStrategy<Call> {
+    uneven_calls(op, worlds, k_blocks, knobs.boxed(), Just((0, 0)).boxed())
 }
 
 /// The same, with fewer rows than equal shards have, and more groups of 8 of what is split:
@@ -169,9 +171,9 @@ fn uneven_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     k_blocks: RangeInclusive<u32>,
-    knobs: impl Strategy<Value = Knobs>,
-    uneven: impl Strategy<Value = (u32, u32)>,
-) -> impl Strategy<Value = Call> {
+    knobs: BoxedStrategy<Knobs>,
+    uneven: BoxedStrategy<(u32, u32)>,
+) -> BoxedStrategy<Call> {
     let raster_group =
         (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
@@ -238,11 +240,14 @@ fn uneven_calls(
                 )
             },
         )
+        .boxed()
 }
 
 /// Calls of any op, under any schedule, of any `m`; what is split divides by the ranks, or not.
-pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
+pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> BoxedStrategy<Call> {
     let either = || prop_oneof![Just(0), 1..16_u32];
-    let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs(), (either(), either()));
+    let uneven = (either(), either()).boxed();
+    let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs().boxed(), uneven.clone());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter), of(OpKind::GemmAllReduce)]
+        .boxed()
 }
