@@ -30,7 +30,9 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     if has_subcommand("nextest") {
         tests.args(["nextest", "run", "--workspace"]);
         if in_ci {
-            tests.args(["--profile", "ci"]);
+            // Most tests take two of them (.config/nextest.toml).
+            let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+            tests.args(["--profile", "ci", "--test-threads", &threads.to_string()]);
         }
     } else {
         tests.args(["test", "--workspace", "--lib", "--bins", "--tests"]);
