@@ -14,19 +14,20 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
 use flux_core::signal::Epoch;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{OpKind, Rank};
+use flux_testkit::{Case, Values};
 use half::bf16;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use support::Member;
-use support::oracle::{Global, Numbers};
 
-fn calls(problem: &Problem, global: &Global<bf16>, iters: u64) -> Duration {
+fn calls(case: &Case<bf16>, iters: u64) -> Duration {
+    let problem = &case.problem;
     let barrier = Barrier::new(problem.world().index());
     let target = Target::peer_memory(Machine::H100, problem);
     let schedule = Plan::ranked(problem, &target)[0].schedule(problem, &target);
     let times = support::run(problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_>| {
-        let (x, w) = global.shard(member.rank);
+        let (x, w) = (case.x(Rank::new(member.rank)), case.w(Rank::new(member.rank)));
         barrier.wait();
         let start = Instant::now();
         for _ in 0..iters {
@@ -42,13 +43,11 @@ fn executor(c: &mut Criterion) {
     group.sample_size(10);
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for world in [1, 8] {
-            let world = WorldSize::new(world).unwrap();
-            let problem = Problem::new(op, 1024, 1024, 1024, DType::Bf16, world).unwrap();
-            let global = Global::new(problem, 1, Numbers::uniform);
-            group
-                .throughput(Throughput::Elements(problem.flop_per_rank() * u64::from(world.get())));
-            group.bench_function(problem.to_string(), |b| {
-                b.iter_custom(|iters| calls(&problem, &global, iters));
+            let case = Case::new(op, [1024; 3], world, Values::Reals, 1);
+            let flop = case.problem.flop_per_rank() * u64::from(world);
+            group.throughput(Throughput::Elements(flop));
+            group.bench_function(case.problem.to_string(), |b| {
+                b.iter_custom(|iters| calls(&case, iters));
             });
         }
     }

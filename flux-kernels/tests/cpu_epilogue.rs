@@ -6,18 +6,18 @@
 mod support;
 
 use flux_core::problem::WeightList;
-use flux_core::program::{Chunk, Schedule, TileProgram};
+use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{
     Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut,
 };
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
+use flux_testkit::{Case, Values};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use support::oracle::{Global, Numbers};
-use support::{Member, alone, run};
+use support::{Member, alone, run, sums};
 
 const OPS: [OpKind; 3] = OpKind::ALL;
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
@@ -41,64 +41,65 @@ fn of_columns<T: Element>(op: OpKind, n: usize, more: u32, world: u32) -> Proble
 const SCHEDULE: Schedule =
     Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
-/// Runs every rank and hands each result to `check`.
-fn each_rank<T: Element>(
-    global: &Global<T>,
-    workers: usize,
-    check: impl Fn(&TileProgram, &[T]) + Sync,
-) {
-    run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_>| {
-        let (x, w) = global.shard(member.rank);
+/// Runs every rank, and compares each result: integers for equality, reals within the bound.
+fn check<T: Element>(case: &Case<T>, values: Values, workers: usize) {
+    let expected = case.expected();
+    run(&case.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_>| {
+        let rank = Rank::new(member.rank);
+        let (x, w, bias) = (case.x(rank), case.w(rank), case.bias(rank));
         for _ in 0..2 {
-            let (bias, epilogue) = (global.bias(member.rank), global.epilogue());
-            let y = member.call_with(&x, &w, bias, epilogue, Duration::ZERO).unwrap();
-            assert_eq!(y.len(), global.y_shape(Rank::new(member.rank)).elements());
-            check(member.executor.program(), &y);
+            let (activation, gates) = (case.activation, case.gates);
+            let epilogue = Epilogue { activation, gates, ..Epilogue::default() };
+            let y = member.call_with(&x, &w, bias.as_deref(), epilogue, Duration::ZERO).unwrap();
+            let sums = sums(member.executor.program());
+            match values {
+                Values::Integers => case.equals(&expected, sums, rank, &y),
+                Values::Reals => case.is_close(&expected, sums, rank, &y),
+            }
+            .unwrap();
         }
     });
 }
 
+/// Random numbers, with a bias and without.
+fn check_reals<T: Element>(problem: Problem, activation: Activation, gates: Option<GateLayout>) {
+    for bias in [true, false] {
+        let case = Case::<T>::of(problem, Values::Reals, 9);
+        let case = case.finished(bias, Values::Reals, activation);
+        let case = if let Some(layout) = gates { case.gated(layout) } else { case };
+        check(&case, Values::Reals, 1);
+    }
+}
+
 #[test]
 fn integer_biases_are_added_exactly_once() {
-    fn check<T: Element>() {
-        // Larger than any sum of products, so that a bias that is missing, doubled or of another
-        // column shows.
-        let bias = |numbers: &mut Numbers| (numbers.next() % 129) as f32 - 64.0;
+    fn of_type<T: Element>() {
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
             for activation in Activation::of(op).iter().filter(|activation| activation.is_exact()) {
-                let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit)
-                    .with_epilogue(5, bias, *activation);
-                each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
+                let case = Case::<T>::of(problem::<T>(op, world), Values::Integers, 5);
+                let case = case.finished(true, Values::Integers, *activation);
+                check(&case, Values::Integers, 2);
             }
         }
     }
-    check::<bf16>();
-    check::<f16>();
+    of_type::<bf16>();
+    of_type::<f16>();
 }
 
 #[test]
 fn every_activation_stays_within_the_derived_bound() {
-    fn check<T: Element>() {
-        for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
-            for &activation in Activation::of(op) {
-                // Sums reach both ends of the gates.
-                let global = Global::<T>::new(problem::<T>(op, world), 9, |n| 2.0 * n.uniform());
-                let global = global.with_epilogue(9, |n| 4.0 * n.uniform(), activation);
-                each_rank(&global, 1, |program, y| global.verify(program, y));
-                let unbiased = Global { bias: None, ..global };
-                each_rank(&unbiased, 1, |program, y| unbiased.verify(program, y));
-            }
+    for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
+        for &activation in Activation::of(op) {
+            check_reals::<bf16>(problem::<bf16>(op, world), activation, None);
+            check_reals::<f16>(problem::<f16>(op, world), activation, None);
         }
     }
-    check::<bf16>();
-    check::<f16>();
 }
 
 /// Of one tile's columns of gates and ups, and of several with a tail of half a tile's.
 #[test]
 fn gates_multiply_their_ups_in_both_layouts() {
-    fn check<T: Element>() {
-        let bias = |numbers: &mut Numbers| (numbers.next() % 9) as f32 - 4.0;
+    fn of_type<T: Element>() {
         for (layout, world) in
             GateLayout::ALL.into_iter().flat_map(|layout| [1, 3, 4].map(|world| (layout, world)))
         {
@@ -107,25 +108,16 @@ fn gates_multiply_their_ups_in_both_layouts() {
             {
                 let problem = of_columns::<T>(OpKind::AllGatherGemm, n, 0, world);
                 if activation.is_exact() {
-                    let global = Global::<T>::new(problem, 7, Numbers::unit)
-                        .with_epilogue(7, bias, activation)
-                        .gated(layout);
-                    each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
+                    let case = Case::<T>::of(problem, Values::Integers, 7);
+                    let case = case.finished(true, Values::Integers, activation).gated(layout);
+                    check(&case, Values::Integers, 2);
                 }
-                let global = Global::<T>::new(problem, 11, |n| 2.0 * n.uniform()).with_epilogue(
-                    11,
-                    |n| 4.0 * n.uniform(),
-                    activation,
-                );
-                let global = global.gated(layout);
-                each_rank(&global, 1, |program, y| global.verify(program, y));
-                let unbiased = Global { bias: None, ..global };
-                each_rank(&unbiased, 1, |program, y| unbiased.verify(program, y));
+                check_reals::<T>(problem, activation, Some(layout));
             }
         }
     }
-    check::<bf16>();
-    check::<f16>();
+    of_type::<bf16>();
+    of_type::<f16>();
 }
 
 #[test]

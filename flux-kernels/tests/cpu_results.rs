@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-#[path = "../../flux-core/tests/schedules/mod.rs"]
-mod schedules;
 mod support;
 
 use flux_core::layout::RowLayout;
@@ -14,15 +12,16 @@ use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{Buffers, CpuArgs, CpuWeight, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::harness::data::{RAW_END, raw};
 use flux_kernels::{Element, WeightLayout};
+use flux_testkit::strategies::{chunks, schedules};
+use flux_testkit::{Case, Expected, Values};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use schedules::chunks;
 use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::time::Duration;
-use support::oracle::{Global, Numbers};
-use support::{Member, Memory, alone, run};
+use support::{Member, Memory, alone, run, sums};
 
 const OPS: [OpKind; 3] = OpKind::ALL;
 const NO_PAUSE: Duration = Duration::ZERO;
@@ -38,6 +37,40 @@ fn problem<T: Element>(op: OpKind, world: u32, m: usize, n: usize, k: usize) -> 
     Problem::new(op, m, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
 
+/// Cases of integers, each with its result.
+fn integers<T: Element>(problems: impl Iterator<Item = Problem>) -> Vec<(Case<T>, Expected)> {
+    let case = |(seed, problem)| Case::of(problem, Values::Integers, seed);
+    (0..).zip(problems).map(case).map(|case| (case.clone(), case.expected())).collect()
+}
+
+/// One call on a rank's operands.
+fn call<T: Element>(member: &mut Member<'_>, case: &Case<T>, pause: Duration) -> Vec<T> {
+    let rank = Rank::new(member.rank);
+    member.call(&case.x(rank), &case.w(rank), pause).unwrap()
+}
+
+/// One call on integers, compared for equality.
+fn exact_call<T: Element>(
+    member: &mut Member<'_>,
+    (case, expected): &(Case<T>, Expected),
+    pause: Duration,
+) {
+    let y = call(member, case, pause);
+    let program = member.executor.program();
+    case.equals(expected, sums(program), program.rank, &y).unwrap();
+}
+
+/// One call on random numbers on each rank, within the bound.
+fn close_calls<T: Element>(problem: Problem, schedule: &Schedule) {
+    let case = Case::<T>::of(problem, Values::Reals, 7);
+    let expected = case.expected();
+    run(&problem, schedule, 1, Epoch::FIRST, |mut member: Member<'_>| {
+        let y = call(&mut member, &case, NO_PAUSE);
+        let program = member.executor.program();
+        case.is_close(&expected, sums(program), program.rank, &y).unwrap();
+    });
+}
+
 fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
     Schedule { chunk, raster_group: 2, ..Schedule::of(TileShape::new(tile_m, tile_n, 16)) }
 }
@@ -49,19 +82,16 @@ fn exact_calls<T: Element>(
     schedule: &Schedule,
     workers: usize,
     first: Epoch,
-    calls: u64,
+    calls: usize,
 ) {
-    let globals: Vec<Global<T>> =
-        (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+    let cases = integers::<T>(std::iter::repeat_n(problem, calls));
     let barrier = Barrier::new(problem.world().index());
     run(&problem, schedule, workers, first, |mut member: Member<'_>| {
-        for global in &globals {
+        for case in &cases {
             barrier.wait();
             member.memory.fill_with_nan(member.rank);
             barrier.wait();
-            let (x, w) = global.shard(member.rank);
-            let y = member.call(&x, &w, NO_PAUSE).unwrap();
-            global.verify_exact(member.rank, &y);
+            exact_call(&mut member, case, NO_PAUSE);
         }
     });
 }
@@ -159,13 +189,7 @@ fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
                 small(RowLayout::Flattened, 3, 4),
                 small(RowLayout::PerShard, 4, 2),
             ] {
-                let problem = problem::<bf16>(op, world, m, 40, 136);
-                let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
-                run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_>| {
-                    let (x, w) = global.shard(member.rank);
-                    let y = member.call(&x, &w, NO_PAUSE).unwrap();
-                    global.verify(member.executor.program(), &y);
-                });
+                close_calls::<bf16>(problem::<bf16>(op, world, m, 40, 136), &schedule);
             }
         }
     }
@@ -186,25 +210,11 @@ fn epochs_run_through_zero() {
 
 #[test]
 fn random_numbers_stay_within_the_derived_bound() {
-    fn check<T: Element>() {
-        for op in OPS {
-            let problem = problem::<T>(op, 4, 75, 72, 136);
-            let global: Global<T> = Global::new(problem, 7, Numbers::uniform);
-            run(
-                &problem,
-                &schedule(16, 32, Chunk::Tiles(2)),
-                1,
-                Epoch::FIRST,
-                |mut member: Member<'_>| {
-                    let (x, w) = global.shard(member.rank);
-                    let y = member.call(&x, &w, NO_PAUSE).unwrap();
-                    global.verify(member.executor.program(), &y);
-                },
-            );
-        }
+    let schedule = schedule(16, 32, Chunk::Tiles(2));
+    for op in OPS {
+        close_calls::<bf16>(problem::<bf16>(op, 4, 75, 72, 136), &schedule);
+        close_calls::<f16>(problem::<f16>(op, 4, 75, 72, 136), &schedule);
     }
-    check::<bf16>();
-    check::<f16>();
 }
 
 /// The outputs of all ranks in three calls without a barrier between them, each rank late by up to
@@ -215,15 +225,14 @@ fn outputs(
     workers: usize,
     pause: Duration,
 ) -> Vec<Vec<Vec<bf16>>> {
-    let global: Global<bf16> = Global::new(problem, 3, Numbers::uniform);
+    let case = Case::<bf16>::of(problem, Values::Reals, 3);
     run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_>| {
-        let (x, w) = global.shard(member.rank);
-        let mut numbers = Numbers(u64::from(member.rank) + 100);
-        let mut nap = || pause.mul_f32(numbers.uniform().abs());
+        let rank = member.rank;
+        let nap = |number| pause.mul_f32(raw(100, rank, number) as f32 / RAW_END as f32);
         (0..3)
-            .map(|_| {
-                std::thread::sleep(nap());
-                member.call(&x, &w, nap()).unwrap()
+            .map(|number| {
+                std::thread::sleep(nap(2 * number));
+                call(&mut member, &case, nap(2 * number + 1))
             })
             .collect()
     })
@@ -277,22 +286,20 @@ fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
 fn each_rank_in_turn_may_be_late() {
     for op in OPS {
         let problem = problem::<bf16>(op, 4, 36, 24, 16);
-        let globals: Vec<Global<bf16>> =
-            (0..8).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+        let cases = integers::<bf16>(std::iter::repeat_n(problem, 8));
         run(
             &problem,
             &schedule(8, 8, Chunk::Tiles(1)),
             1,
             Epoch::FIRST,
             |mut member: Member<'_>| {
-                for (call, global) in (0u32..).zip(&globals) {
+                for (call, case) in (0u32..).zip(&cases) {
                     let late = call % 4 == member.rank;
                     let pause = if late { Duration::from_millis(20) } else { NO_PAUSE };
                     if call >= 4 {
                         std::thread::sleep(pause);
                     }
-                    let (x, w) = global.shard(member.rank);
-                    global.verify_exact(member.rank, &member.call(&x, &w, pause).unwrap());
+                    exact_call(&mut member, case, pause);
                 }
             },
         );
@@ -306,10 +313,10 @@ fn strided_operands_are_read_and_written_in_place() {
         dense.chunks(cols).flat_map(|row| row.iter().copied().chain([bf16::NAN; PAD])).collect()
     }
     let problem = problem::<bf16>(OpKind::GemmReduceScatter, 1, 13, 24, 16);
-    let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
-    let (x, w) = global.shard(0);
+    let (case, rank) = (Case::of(problem, Values::Integers, 1), Rank::new(0));
     let (program, memory) = alone(&problem, 0, &schedule(8, 16, Chunk::Shard), Epoch::FIRST);
-    let (x, w) = (padded(&x, 16), padded(&w, 16));
+    let sums = sums(&program);
+    let (x, w) = (padded(&case.x(rank), 16), padded(&case.w(rank), 16));
     let mark = bf16::from_f32(77.0);
     let mut y = vec![mark; 13 * (24 + PAD) - PAD];
     let args = CpuArgs {
@@ -333,7 +340,7 @@ fn strided_operands_are_read_and_written_in_place() {
         "the columns beyond y were written"
     );
     let dense: Vec<bf16> = y.chunks(24 + PAD).flat_map(|row| row[..24].to_vec()).collect();
-    global.verify_exact(0, &dense);
+    case.equals(&case.expected(), sums, rank, &dense).unwrap();
 }
 
 #[test]
@@ -350,11 +357,10 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
         .map(|problem| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().workspace());
     let size = sizes.into_iter().reduce(WorkspaceSize::max).unwrap();
     let memory = Memory::new(WORLD, size, Epoch::new(u32::MAX - 5));
-    let globals: Vec<Global<bf16>> =
-        (0..24).map(|call| Global::new(problems[call % 4], call as u64, Numbers::unit)).collect();
+    let cases = integers::<bf16>(problems.into_iter().cycle().take(24));
     std::thread::scope(|scope| {
         for rank in 0..WORLD {
-            let (memory, globals) = (&memory, &globals);
+            let (memory, cases) = (&memory, &cases);
             scope.spawn(move || {
                 let mut members = problems.map(|problem| {
                     let program = TileProgram::build(&problem, Rank::new(rank), &schedule).unwrap();
@@ -367,9 +373,8 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
                         deadline: Duration::from_mins(1),
                     }
                 });
-                for (call, global) in globals.iter().enumerate() {
-                    let (x, w) = global.shard(rank);
-                    global.verify_exact(rank, &members[call % 4].call(&x, &w, NO_PAUSE).unwrap());
+                for (call, case) in cases.iter().enumerate() {
+                    exact_call(&mut members[call % 4], case, NO_PAUSE);
                 }
             });
         }
@@ -391,7 +396,7 @@ proptest! {
         n in 1..6usize,
         k in 1..7usize,
         workers in 1..4usize,
-        schedule in schedules::schedules(tiles(), chunks(), |least| least..=least + 3),
+        schedule in schedules(tiles(), chunks(), |least| least..=least + 3),
         first in any::<u32>(),
     ) {
         exact_calls::<bf16>(

@@ -8,15 +8,15 @@ mod support;
 use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
-use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::WeightLayout;
 use flux_kernels::cpu::{Buffers, CpuArgs, CpuWeight, Epilogue, Executor, Rows, RowsMut};
+use flux_testkit::{Case, Values};
 use half::bf16;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::num::NonZeroUsize;
 use std::time::Duration;
-use support::alone;
-use support::oracle::{Global, Numbers};
+use support::{alone, sums};
 
 const MIB: u64 = 1 << 20;
 
@@ -48,9 +48,11 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
         WorldSize::new(1).unwrap(),
     )
     .unwrap();
-    let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
-    let (x, w) = global.shard(0);
+    let case = Case::<bf16>::of(problem, Values::Integers, 1);
+    let (expected, rank) = (case.expected(), Rank::new(0));
+    let (x, w) = (case.x(rank), case.w(rank));
     let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);
+    let sums = sums(&program);
     let executor = Executor::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
     let mut buffers = Buffers::default();
     executor.reserve(&mut buffers).unwrap();
@@ -72,7 +74,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             op_hash: 0,
         };
         with_room(room, || executor.run(&mut buffers, args)).unwrap();
-        global.verify_exact(0, &y);
+        case.equals(&expected, sums, rank, &y).unwrap();
     }
     assert_eq!(memory.epoch(0), Epoch::FIRST.next().next().next(), "each call was closed");
 }

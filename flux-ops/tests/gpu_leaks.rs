@@ -13,7 +13,7 @@ mod common;
 use common::lateness::AMPLE;
 use common::launched::{launched, places};
 use common::suite::{self, call};
-use common::{Case, Machine, Meeting, OpOptions, Values, build_case, skipped};
+use common::{Case, Check, Machine, Meeting, OpOptions, Values, build_case, skipped};
 use flux_cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;

@@ -2,7 +2,7 @@
 //! lies `dist.tar.gz`, the same packed.
 //!
 //! ```text
-//! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
+//! dist/flux-bench     the program          dist/tests/         the test binaries that need a GPU
 //! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
 //! dist/gpu-ci         runs all of it       dist/flux-probe     asks the devices for the tests
 //! dist/*.whl          the Python package   dist/python-tests/  its tests
@@ -25,6 +25,8 @@ use std::process::Command;
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 /// What kernels are compiled for: Hopper, and PTX for all others.
 const ARCHS: [&str; 2] = ["sm_90a", "compute_80"];
+/// The tests of flux-ops, of which those on GPUs are modules.
+const OPS: &str = "ops";
 /// Limit of the archive.
 const LIMIT_MIB: u64 = 64;
 
@@ -49,7 +51,17 @@ pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
 
     let mut tests = cargo();
     tests
-        .args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"])
+        .args([
+            "test",
+            "--profile",
+            "gpu",
+            "--workspace",
+            "--no-run",
+            "--test",
+            "gpu_*",
+            "--test",
+            OPS,
+        ])
         .env("FLUX_COMMIT", commit());
 
     let programs = ["--bin", "flux-bench", "--bin", "flux-probe", "--example", "tp_mlp"];
@@ -59,12 +71,12 @@ pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     let mut names = Vec::new();
     for artifact in artifacts(tests)? {
         // A package's binaries are built with its tests; only the tests travel.
-        if artifact.name.starts_with("gpu_") {
+        if artifact.name == OPS || artifact.name.starts_with("gpu_") {
             copy(&artifact.path, &dist.join("tests").join(&artifact.name))?;
             names.push(artifact.name);
         }
     }
-    ensure!(!names.is_empty(), "no test target is named gpu_*");
+    ensure!(!names.is_empty(), "no test target is named gpu_* or {OPS}");
 
     let runner = dist.join("gpu-ci");
     fs::write(&runner, RUNNER)?;

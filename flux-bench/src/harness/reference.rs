@@ -1,42 +1,19 @@
 //! The fp64 reference on the host, over a rank's whole output.
 //!
 //! Invariant: operands are generated anew from their seeds, and the tolerance of an element is
-//! derived from its own terms.
+//! derived from its own terms ([`flux_testkit::reference`]).
 //!
-//! An op rounds to the element type once, and a GEMM-ReduceScatter each partial sum that it sends
-//! or scatters. With `u` the unit roundoff, `p_s` the partial sum of source `s` and `A` the sum of
-//! the terms' absolute values:
-//!
-//! ```text
-//! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A
-//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E) + t
-//! ```
-//!
-//! `t` is half the distance between the smallest numbers, which a rounding to one of them costs.
-//!
-//! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
-//! part of `E` is `e + u (|q| + e)`. Partial sums in fp32 are sent as they are, so their terms are
-//! missing from `E`: the result has one rounding, and the accumulation's in fp32.
-//!
-//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation
-//! of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
-//! ([`Activation::slope`](flux_ops::Activation::slope),
-//! [`Activation::ERROR`](flux_ops::Activation::ERROR)). Let a gate `a` and an up `b` be off by `da`
-//! and `db`: their product is off by `da (|b| + db) + |a| db`, and by its rounding.
-//!
-//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product (Higham and Mary, "A new
-//! approach to probabilistic rounding error analysis", 2019), with their factor at 2. Small
-//! integers are exact: the output equals the rounded sum of the rounded partials, and before GELU
-//! and SiLU `E` is 0.
+//! Small integers are exact: the output equals the rounded sum of the rounded partials, and before
+//! GELU and SiLU nothing is off.
 
-use super::verdict::{Expected, Verdict, Violation};
+use super::verdict::{Verdict, Violation};
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::epilogue::EPS;
-use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{Nodes, Partials, Rank};
+use crate::harness::{EpilogueSpec, Operands, bias_window, elements, y_window};
+use flux_core::{Nodes, Rank};
 use flux_kernels::Element;
-use flux_ops::Activation;
+use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};
 
 /// Checks `rank`'s dense output `y` against the reference. Where tiles are `flattened`, a rank
 /// rounds its own partial sums too; other `nodes` send sums.
@@ -71,7 +48,6 @@ pub fn verify<T: Element>(
     let residual =
         operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
-    let rounded = |keeps| Rounded { keeps, nodes, collective: false };
     for (row, (x, y)) in
         x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate()
     {
@@ -82,11 +58,12 @@ pub fn verify<T: Element>(
                 residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col]);
             let sum_of = |column: u32| {
                 let (column, k) = (column as usize, k as usize);
-                let rounded = rounded((!flattened).then_some(owner));
-                sum::<T>(operands, rounded, x, &w[column * k..][..k], [bias[column], added])
+                let keeps = (!flattened).then_some(owner);
+                let way = Reduction { keeps, nodes, collective: false };
+                sum(operands, way, x, &w[column * k..][..k], [bias[column], added])
             };
             let (column, up) = columns_of(operands, rank, col as u32);
-            let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
+            let expected = finish(operands, sum_of(column), up.map(sum_of));
             verdict.judge(
                 &expected,
                 y.to_f32(),
@@ -114,7 +91,7 @@ pub(crate) fn verify_elements<T: Element>(
             operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() })
         };
         let keeps = (!flattened && !collective).then(|| problem.owner_of(row0).0);
-        let rounded = Rounded { keeps, nodes, collective };
+        let way = Reduction { keeps, nodes, collective };
         let sum_of = |column: u32| {
             let col0 = window.col0 + column;
             let one = |seed, row0| {
@@ -123,58 +100,40 @@ pub(crate) fn verify_elements<T: Element>(
             let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
             let residual =
                 if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
-            sum::<T>(
+            sum(
                 operands,
-                rounded,
+                way,
                 &line(operands.seed_x, row0),
                 &line(operands.seed_w, col0),
                 [bias, residual],
             )
         };
         let (column, up) = columns_of(operands, rank, col);
-        let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
+        let expected = finish(operands, sum_of(column), up.map(sum_of));
         verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), weight: 0, row, col });
     }
     verdict
 }
 
 /// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64.
-///
-/// A sum of `n` squares is off by at most `n` roundings. The root leaves half of them, and six
-/// operations follow.
 pub(crate) fn verify_norm<T: Element>(
     rank: Rank,
     (y, y_norm): (&[T], &[T]),
     gain: &[T],
 ) -> Verdict {
-    let cols = gain.len();
-    let wide = |v: &T| f64::from(v.to_f32());
-    let unit = T::DTYPE.unit_roundoff();
-    // Of fp32, and the rounding of a tiny number.
-    let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
-    let tiny = T::DTYPE.least_roundoff();
+    let wide = |narrow: &[T]| narrow.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+    let (cols, gain) = (gain.len(), wide(gain));
     let mut verdict = Verdict::default();
-    for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
-        let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
-        let scale = (squares / cols as f64 + f64::from(EPS)).sqrt().recip();
-        for (col, ((y, gain), found)) in y.iter().zip(gain).zip(y_norm).enumerate() {
-            let exact = wide(y) * scale * wide(gain);
-            let off = (wide(found) - exact).abs();
-            if off.is_nan() || off > exact.abs() * (unit + error * (1.0 + unit)) + tiny {
-                verdict.violations += 1;
-                verdict.first.get_or_insert(Violation {
-                    rank: rank.get(),
-                    weight: 0,
-                    row: row as u32,
-                    col: col as u32,
-                });
-            }
+    for (row, (y, y_norm)) in (0..).zip(y.chunks_exact(cols).zip(y_norm.chunks_exact(cols))) {
+        let expected = normalised(&wide(y), &gain, EPS, T::DTYPE);
+        for (col, (found, expected)) in (0..).zip(y_norm.iter().zip(expected)) {
+            let at = Violation { rank: rank.get(), weight: 0, row, col };
+            verdict.judge(&expected, found.to_f32(), at);
         }
     }
-    verdict
+    verdict.of_wrong_elements()
 }
 
-/// Half the distance between the smallest numbers of the type: what rounding a tiny number costs.
 /// A window of a global operand, as the elements' exact values.
 fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f32> {
     let mut narrow = vec![T::from_f32(0.0); elements(window)];
@@ -182,16 +141,6 @@ fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f3
     let mut wide = vec![0.0; narrow.len()];
     T::widen(&narrow, &mut wide);
     wide
-}
-
-/// Which sums are rounded before the last.
-#[derive(Clone, Copy, Debug)]
-struct Rounded {
-    /// The rank whose own partial sums are not.
-    keeps: Option<Rank>,
-    nodes: Nodes,
-    /// Every sum of partial sums is, in an order that is not known.
-    collective: bool,
 }
 
 /// The column of a rank's product that its `y` has in column `col`; with gates that of the gate,
@@ -203,122 +152,31 @@ fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
     })
 }
 
-/// A sum, and how far one may be off before the activation.
-#[derive(Clone, Copy, Debug)]
-struct Sum {
-    value: f64,
-    off: f64,
+/// The sum of a row of `x` and a row of `w`, a bias and a residual where there are any.
+fn sum(operands: &Operands, way: Reduction, x: &[f32], w: &[f32], added: [f32; 2]) -> Sum {
+    let EpilogueSpec { bias, residual, .. } = operands.epilogue;
+    let [bias, residual] = [bias.then_some(added[0]), residual.then_some(added[1])];
+    let added: Vec<f32> = bias.into_iter().chain(residual).collect();
+    let sum = Terms::new(&operands.problem, x, w).sum(&added, way);
+    if operands.fill == Fill::SmallInts { sum.of_integers() } else { sum }
 }
 
-/// The sum of a row of `x` and a row of `w`, a bias and a residual.
-fn sum<T: Element>(
-    operands: &Operands,
-    rounding: Rounded,
-    x: &[f32],
-    w: &[f32],
-    added: [f32; 2],
-) -> Sum {
-    let Rounded { keeps, nodes, collective } = rounding;
-    let problem = &operands.problem;
-    let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
-    // A library's collective sums the op's type.
-    let sent_exactly = problem.numerics().partials == Partials::F32 && !collective;
-    let sources = if problem.op().gathers() { 1 } else { problem.world().get() };
-    let unit = problem.numerics().output.unit_roundoff();
-    let (mut exact, mut rounded, mut absolute, mut sent, mut partials) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
-    let mut node = (0.0, 0.0, 0.0);
-    for source in (0..sources).map(Rank::new) {
-        let inner = problem.inner(source);
-        let inner = inner.start as usize..inner.end as usize;
-        let (sum, abs) = dot(&x[inner.clone()], &w[inner]);
-        exact += sum;
-        partials += f64::abs(sum);
-        absolute += abs;
-        let kept = sources == 1
-            || sent_exactly
-            || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
-        let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
-        node = (node.0 + sum, node.1 + value, node.2 + off);
-        if sources > 1 && nodes.local_of(source) + 1 < nodes.per_node() {
-            continue;
-        }
-        let (sum, value, off) = std::mem::take(&mut node);
-        let stays =
-            sources == 1 || sent_exactly || keeps.is_none_or(|rank| nodes.together(source, rank));
-        rounded += if stays { value } else { round(value) };
-        sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
-    }
-    let (epilogue, epsilon) = (operands.epilogue, f64::from(f32::EPSILON));
-    let added = added.into_iter().map(f64::from).sum::<f64>();
-    let (sum, mut before) = match operands.fill {
-        Fill::SmallInts => (rounded + added, 0.0),
-        Fill::Uniform => {
-            let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
-            (exact + added, sent + terms * epsilon * absolute)
-        }
-    };
-    let additions = u32::from(epilogue.bias) + u32::from(epilogue.residual);
-    for _ in (0..additions).filter(|_| operands.fill == Fill::Uniform) {
-        before += epsilon * (sum.abs() + before);
-    }
-    if collective {
-        before += unit * f64::from(problem.world().get()) * (partials + added.abs() + before);
-    }
-    Sum { value: sum, off: before }
-}
-
-/// The expected element: the activated sum, and with an up its product.
-fn expect<T: Element>(operands: &Operands, sum: Sum, up: Option<Sum>) -> Expected {
-    let activation = operands.epilogue.activation;
-    let mut value = activation.definition(sum.value);
+/// The expected element, of integers without a bound where nothing makes them inexact.
+fn finish(operands: &Operands, sum: Sum, up: Option<Sum>) -> Finished {
+    let numerics = operands.problem.numerics();
+    let element = sum.finished(up, operands.epilogue.activation, numerics);
     if operands.fill == Fill::SmallInts && operands.epilogue.is_exact() {
-        value *= up.map_or(1.0, |up| up.value);
-        return Expected { value: f64::from(T::from_f32(value as f32).to_f32()), bound: 0.0 };
+        return Finished { exact: element.rounded, bound: 0.0, ..element };
     }
-    let mut off = sum.off;
-    if activation != Activation::None {
-        off = activation.slope() * off + Activation::ERROR * (sum.value.abs() + off);
-    }
-    if let Some(up) = up {
-        off = off * (up.value.abs() + up.off) + value.abs() * up.off;
-        value *= up.value;
-        off += f64::from(f32::EPSILON) * (value.abs() + off);
-    }
-    Expected {
-        value,
-        bound: off
-            + operands.problem.numerics().output.unit_roundoff() * (value.abs() + off)
-            + T::DTYPE.least_roundoff(),
-    }
-}
-
-/// Sums of products and of their absolute values. Products of 11-bit significands are exact in
-/// fp32, so fp64 sums are exact to `k 2^-53`.
-fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
-    const LANES: usize = 8;
-    let (mut sum, mut abs) = ([0.0_f64; LANES], [0.0_f64; LANES]);
-    let mut add = |x: &[f32], w: &[f32]| {
-        for (((x, w), sum), abs) in x.iter().zip(w).zip(&mut sum).zip(&mut abs) {
-            let product = f64::from(x * w);
-            *sum += product;
-            *abs += product.abs();
-        }
-    };
-    let (xs, ws) = (x.chunks_exact(LANES), w.chunks_exact(LANES));
-    let (x_rest, w_rest) = (xs.remainder(), ws.remainder());
-    xs.zip(ws).for_each(|(x, w)| add(x, w));
-    add(x_rest, w_rest);
-    (sum.iter().sum(), abs.iter().sum())
+    element
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::EpilogueSpec;
     use flux_core::OpKind;
     use flux_core::{DType, Problem, WorldSize};
-    use flux_ops::GateLayout;
+    use flux_ops::{Activation, GateLayout};
     use half::bf16;
 
     /// The output by definition, in another order of summation than the reference's.
@@ -328,20 +186,26 @@ mod tests {
             f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32())
         };
         let (window, product) = (operands.y_window(rank), y_window(p, rank));
+        let whole = |row0, rows| Window { row0, col0: 0, rows, cols: p.k() };
+        let k = p.k() as usize;
+        let x = operand::<bf16>(operands, operands.seed_x, whole(window.row0, window.rows));
+        let w = operand::<bf16>(operands, operands.seed_w, whole(product.col0, product.cols));
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
             let (owner, _) = p.owner_of(row);
             let EpilogueSpec { bias, residual, activation, gates, norm: _ } = operands.epilogue;
+            let x = &x[(row - window.row0) as usize * k..][..k];
             let sum_of = |col: u32| {
+                let w = &w[(col - product.col0) as usize * k..][..k];
                 let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
                 let mut sums = vec![0.0; sources as usize];
                 for source in (0..sources).rev() {
-                    let part: f64 = p
-                        .inner(Rank::new(source))
-                        .rev()
-                        .map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k))
-                        .sum();
+                    let inner = p.inner(Rank::new(source));
+                    let mut part = 0.0;
+                    for at in (inner.start as usize..inner.end as usize).rev() {
+                        part += f64::from(x[at] * w[at]);
+                    }
                     // Whoever adds up for the owner in the source's node.
                     let relay =
                         nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();

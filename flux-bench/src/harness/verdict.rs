@@ -1,6 +1,7 @@
 //! What a comparison with the reference finds.
 
 use anyhow::Context;
+use flux_testkit::reference::Finished;
 use flux_transport::Communicator;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -31,12 +32,6 @@ pub struct Violation {
     pub col: u32,
 }
 
-/// An element by the reference, and how far one may be off.
-pub(super) struct Expected {
-    pub(super) value: f64,
-    pub(super) bound: f64,
-}
-
 impl Verdict {
     /// Merges two verdicts.
     #[must_use]
@@ -50,15 +45,15 @@ impl Verdict {
     }
 
     /// Takes in one element.
-    pub(super) fn judge(&mut self, expected: &Expected, found: f32, at: Violation) {
-        let error = (f64::from(found) - expected.value).abs();
-        if error.is_nan() || error > expected.bound {
+    pub(super) fn judge(&mut self, expected: &Finished, found: f32, at: Violation) {
+        let error = (f64::from(found) - expected.exact).abs();
+        if !expected.is_near(found) {
             self.violations += 1;
             self.first.get_or_insert(at);
         }
         // `max` passes over a NaN.
         self.max_error = self.max_error.max(error);
-        self.max_reference = self.max_reference.max(expected.value.abs());
+        self.max_reference = self.max_reference.max(expected.exact.abs());
     }
 
     /// The same of the output of one of several weights.

@@ -7,8 +7,6 @@
 #![allow(clippy::cast_possible_truncation, reason = "offsets in memory that these tests allocate")]
 #![allow(clippy::unwrap_used, reason = "test support, also of a benchmark")]
 
-pub mod oracle;
-
 use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
 use flux_core::problem::WeightList;
 use flux_core::program::{Schedule, TileProgram};
@@ -18,6 +16,7 @@ use flux_kernels::cpu::{
     Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
 };
 use flux_kernels::{Element, GateLayout, WeightLayout};
+use flux_testkit::Sums;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -266,6 +265,11 @@ pub fn run<R: Send>(
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// How a program's ranks add partial sums.
+pub fn sums(program: &TileProgram) -> Sums {
+    if program.rows.is_flattened() { Sums::Flattened } else { Sums::PerShard }
 }
 
 /// A program of `rank` and fresh memory for its world.

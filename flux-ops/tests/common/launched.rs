@@ -1,7 +1,7 @@
-//! Ranks as processes: each runs the whole test binary, test by test in the same order, and has its
-//! own part in every test.
+//! Ranks as processes: each runs the same tests of the binary, one by one in the same order, and has
+//! its own part in every test.
 //!
-//! `flux-bench launch --ranks 4 --sharing-devices -- gpu_messages
+//! `flux-bench launch --ranks 4 --sharing-devices -- ops gpu_messages::
 //! --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each
 //! rank where they are threads. A rank that fails ends its process, and the launch with it.
 

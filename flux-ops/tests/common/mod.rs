@@ -11,7 +11,7 @@
     reason = "shared by test binaries, not published"
 )]
 
-pub mod case;
+mod check;
 #[path = "../../examples/support/device.rs"]
 mod device;
 pub(crate) mod gpus;
@@ -20,15 +20,15 @@ pub(crate) mod lateness;
 pub mod launched;
 pub mod machine;
 pub mod meeting;
-pub mod plans;
 #[path = "../../../flux-kernels/tests/skipped/mod.rs"]
 pub(crate) mod skipped;
 pub mod suite;
 #[macro_use]
 pub mod where_found;
 
-pub use case::{Case, Values};
+pub use check::Check;
 pub(crate) use device::Memory;
+pub use flux_testkit::{Case, Values};
 pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 

@@ -3,15 +3,15 @@
 use super::{Machine, skipped};
 use std::sync::Once;
 
-/// Runs a test of binary `binary` on the machine; where there is none it is skipped, and why is
+/// Runs a test of module `module` on the machine; where there is none it is skipped, and why is
 /// said once for all of them.
-pub fn run(binary: &str, found: Result<Machine, String>, test: impl FnOnce(Machine)) {
+pub fn run(module: &str, found: Result<Machine, String>, test: impl FnOnce(Machine)) {
     static SAID: Once = Once::new();
     match found {
         Ok(machine) => test(machine),
         Err(why) => {
-            skipped::count(binary, &why);
-            SAID.call_once(|| skipped::say(binary, &why));
+            skipped::count(module, &why);
+            SAID.call_once(|| skipped::say(module, &why));
         }
     }
 }
@@ -22,7 +22,7 @@ macro_rules! suite_tests {
     ($on:ident: $($name:ident),* $(,)?) => {
         $(#[test]
         fn $name() {
-            $on(common::suite::$name);
+            $on($crate::common::suite::$name);
         })*
     };
 }

@@ -439,6 +439,25 @@ mod tests {
     }
 
     #[test]
+    fn every_module_of_tests_on_gpus_is_a_step() {
+        let (folder, args) = dist();
+        script(&folder.path().join("tests/ops"), "exit 0");
+        let steps = steps::steps(&args, folder.path(), 2, false).unwrap();
+        let run = |module: &str, name: &str| {
+            let (_, command) = steps.iter().find(|(step, _)| step == name).unwrap();
+            let filter = format!("{module}::");
+            command.get_args().any(|word| word == &*filter)
+        };
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../flux-ops/tests/ops");
+        let files = std::fs::read_dir(tests).unwrap().map(|file| file.unwrap().path());
+        let modules = files.map(|file| file.file_stem().unwrap().to_string_lossy().into_owned());
+        let modules: Vec<_> = modules.filter(|module| module.starts_with("gpu_")).collect();
+        assert_eq!(modules.len(), steps::MODULES.len());
+        assert!(modules.iter().all(|module| run(module, module)));
+        assert!(run("gpu_pcie", "gpu_pcie-shared"));
+    }
+
+    #[test]
     fn a_python_that_does_not_end_has_no_pytorch() {
         let folder = tempfile::tempdir().unwrap();
         let (python, log) = (folder.path().join("python3"), folder.path().join("log"));

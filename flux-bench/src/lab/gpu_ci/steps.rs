@@ -13,14 +13,20 @@ use std::process::Command;
 pub(super) const FAULTS: &str = "faults";
 pub(super) const FAULTS_LIMIT: u64 = 570;
 
+/// The test binary whose modules are steps of their own.
+const OPS: &str = "ops";
+/// Its modules on GPUs.
+pub(super) const MODULES: [&str; 5] =
+    ["gpu_messages", "gpu_mixed", "gpu_nvlink", "gpu_pcie", "gpu_tune"];
+
 /// Tests that also run as processes of a launch on shared GPUs, and what is skipped there as too
 /// slow.
 const LAUNCHED: [(&str, &[&str]); 5] = [
     ("gpu_leaks", &[]),
     ("gpu_messages", &[]),
     ("gpu_mixed", &[]),
-    ("gpu_ops", &["--skip", "ten_thousand_calls_in_a_row"]),
-    ("gpu_ops_pcie", &["--skip", "a_thousand_calls_in_a_row"]),
+    ("gpu_nvlink", &["--skip", "ten_thousand_calls_in_a_row"]),
+    ("gpu_pcie", &["--skip", "a_thousand_calls_in_a_row"]),
 ];
 
 /// Queues for the streams of several ranks on a device: a wait in a shared queue blocks other
@@ -118,9 +124,15 @@ impl StepList<'_> {
             std::fs::read_dir(&tests)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         paths.sort();
         for path in paths {
-            let mut test = self.command(path.as_os_str());
-            test.args(["--test-threads=1", "--nocapture"]);
-            self.add(path.file_name().unwrap_or_default().to_string_lossy(), test);
+            let mut add = |name: &str, words: &[&str]| {
+                let mut test = self.command(path.as_os_str());
+                test.args(["--test-threads=1", "--nocapture"]).args(words);
+                self.add(name, test);
+            };
+            match &*path.file_name().unwrap_or_default().to_string_lossy() {
+                OPS => MODULES.iter().for_each(|module| add(module, &[&format!("{module}::")])),
+                name => add(name, &[]),
+            }
         }
         let (example, gpus) = (self.args.dist.join("tp_mlp"), self.gpus.to_string());
         self.add("tp_mlp-threads", self.command(example.as_os_str()));
@@ -179,15 +191,15 @@ impl StepList<'_> {
             self.ranks("soak-mixed-shared", &soak, |soak| soak.envs(QUEUES));
         }
         let tests = self.args.dist.join("tests");
-        for (test, words) in LAUNCHED
-            .map(|(name, words)| (tests.join(name), words))
-            .into_iter()
-            .filter(|(test, _)| test.exists())
-        {
-            let name = format!("{}-shared", test.file_name().unwrap_or_default().display());
-            self.run(name, |launch| {
+        for (name, words) in LAUNCHED {
+            let module = MODULES.contains(&name).then(|| format!("{name}::"));
+            let test = tests.join(if module.is_some() { OPS } else { name });
+            if !test.exists() {
+                continue;
+            }
+            self.run(format!("{name}-shared"), |launch| {
                 launch.args(["launch", "--ranks", "4", "--sharing-devices", "--"]).arg(test);
-                launch.args(["--test-threads=1", "--nocapture"]).args(words)
+                launch.args(["--test-threads=1", "--nocapture"]).args(module).args(words)
             });
         }
     }

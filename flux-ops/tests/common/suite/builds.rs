@@ -1,6 +1,6 @@
 //! Building is collective: all ranks get the op, or all get an error.
 
-use super::{Case, Machine, build, build_case, call, defaults, unaligned};
+use super::{Case, Check, Machine, build, build_case, call, defaults, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{Rank, TileShape};

@@ -1,7 +1,7 @@
 //! Calls after one another: several ops, changing data, late ranks, operands inside larger
 //! matrices, a rank that never comes.
 
-use super::{Case, Machine, at_once, build_case, call, defaults, unaligned};
+use super::{Case, Check, Machine, at_once, build_case, call, defaults, unaligned};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, OPS, OpOptions, Values, scaled};
 use flux_core::problem::Shape;

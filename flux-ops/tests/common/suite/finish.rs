@@ -1,7 +1,6 @@
 //! Bias and activation: in every element once, and refused where they do not fit.
 
-use super::{Case, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
-use crate::common::case::Expected;
+use super::{Case, Check, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
 use crate::common::{Node, OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
@@ -9,6 +8,7 @@ use flux_ops::{
     Activation, BuildError, CallError, FusedLinear, Layout, Location, RawTensor, TensorMut,
     TensorRef,
 };
+use flux_testkit::Expected;
 use half::{bf16, f16};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
@@ -36,7 +36,7 @@ fn on_one_communicator<T: Number>(
     machine: Machine,
     world: u32,
     cases: impl Iterator<Item = (Case<T>, OpOptions)>,
-    check: impl Fn(&Case<T>, &Expected<T>, &FusedLinear, &Node) + Sync,
+    check: impl Fn(&Case<T>, &Expected, &FusedLinear, &Node) + Sync,
 ) {
     let cases: Vec<_> =
         cases.map(|(case, options)| (case.expected_on(machine), case, options)).collect();

@@ -1,6 +1,6 @@
 //! Gates and ups: multiplied in every element, in both layouts, and refused where they cannot lie.
 
-use super::{Case, Machine, Number, build, build_case, call, call_gathered, defaults};
+use super::{Case, Check, Machine, Number, build, build_case, call, call_gathered, defaults};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{KSplit, Plan};
 use flux_core::{OpKind, ProblemError, TileShape};

@@ -1,7 +1,9 @@
 //! Batch-invariant ops: equal rows have equal bits in every call and at every place, on every
 //! transport.
 
-use super::{Case, Machine, Number, build, build_case, call, call_with_norm, defaults, unaligned};
+use super::{
+    Case, Check, Machine, Number, build, build_case, call, call_with_norm, defaults, unaligned,
+};
 use crate::common::{Node, OPS, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping, SumOrder};

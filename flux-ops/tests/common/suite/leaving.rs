@@ -1,6 +1,6 @@
 //! Ranks that leave while others make calls.
 
-use super::super::{Case, Machine, OpOptions, Values, build_case};
+use super::super::{Case, Check, Machine, OpOptions, Values, build_case};
 use super::{at_once, call, defaults, unaligned};
 use crate::common::lateness::assert_soon;
 use crate::common::scaled;

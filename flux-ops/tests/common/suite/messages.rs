@@ -1,7 +1,9 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps,
 //! what cannot be carried, a rank that never comes.
 
-use super::{Case, Machine, build, build_case, call, defaults, few_rows, layouts, unaligned};
+use super::{
+    Case, Check, Machine, build, build_case, call, defaults, few_rows, layouts, unaligned,
+};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, Node, OPS, OpOptions, SHARDED, Values, scaled};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};

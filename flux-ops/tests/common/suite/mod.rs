@@ -1,5 +1,5 @@
-//! What must hold on every machine. Each function of the parts is one test; the binaries give them
-//! their machine.
+//! What must hold on every machine. Each function of the parts is one test; the modules that
+//! run them give them their machine.
 #![allow(unused_imports, reason = "each test binary uses its part")]
 
 mod builds;
@@ -40,7 +40,7 @@ pub use several::*;
 pub use uneven::*;
 pub use weights::*;
 
-use super::{Case, Machine, Node, build, build_case, build_several};
+use super::{Case, Check, Machine, Node, build, build_case, build_several};
 use flux_core::OpKind;
 use flux_core::problem::Shape;
 use flux_kernels::Element;

@@ -1,13 +1,14 @@
 //! RMSNorm of finished rows: within the derived bound of the rounded rows, and refused where it
 //! does not fit.
 
-use super::{Case, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
+use super::{Case, Check, Machine, Number, build, build_case, call, defaults, layouts, unaligned};
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{CommMode, Plan, RowMapping};
 use flux_core::{DType, OpKind};
 use flux_ops::{
     BuildError, CallError, FusedLinear, Layout, Location, RawTensor, TensorMut, TensorRef,
 };
+use flux_testkit::reference::normalised;
 use half::{bf16, f16};
 
 const EPS: f32 = 1e-5;
@@ -61,25 +62,17 @@ pub(super) fn call_with_norm<T: Number>(
     (node.download(&y), rows.concat())
 }
 
-/// The norm of a row by its definition, in fp64, and how far fp32 arithmetic and one rounding may
-/// be off: a sum of `n` squares by `n` roundings, of which the root halves the error, and five
-/// operations, the reciprocal root within two roundings of its own.
+/// Compares rows with the norms of `y`, within the derived bound.
 pub fn assert_normalised<T: Number>(y: &[T], y_norm: &[T], cols: usize, op: &FusedLinear) {
     assert_eq!(y.len(), y_norm.len());
-    let gain = gain::<T>(cols);
-    let (eps32, u) = (f64::from(f32::EPSILON) / 2.0, T::DTYPE.unit_roundoff());
-    let error = (cols as f64 / 2.0 + 6.0) * eps32;
-    let tiny = if T::DTYPE == DType::F16 { 2f64.powi(-25) } else { 2f64.powi(-134) };
+    let wide = |v: &[T]| v.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+    let gain = wide(&gain::<T>(cols));
     for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
-        let squares: f64 = y.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum();
-        let scale = (squares / cols as f64 + f64::from(EPS)).sqrt().recip();
-        for (col, ((y, gain), found)) in y.iter().zip(&gain).zip(y_norm).enumerate() {
-            let exact = f64::from(y.to_f32()) * scale * f64::from(gain.to_f32());
-            let off = (f64::from(found.to_f32()) - exact).abs();
-            let bound = exact.abs() * (u + error * (1.0 + u)) + tiny;
+        let wanted = normalised(&wide(y), &gain, EPS, T::DTYPE);
+        for (col, (found, wanted)) in y_norm.iter().zip(wanted).enumerate() {
             assert!(
-                off <= bound,
-                "row {row}, column {col}: {found:?}, must be {exact} +- {bound}: {}",
+                wanted.is_near(found.to_f32()),
+                "row {row}, column {col}: {found:?}, must be {wanted:?}: {}",
                 op.explain()
             );
         }

@@ -1,6 +1,6 @@
 //! Partial sums in fp32: one rounding, no overflow before the total, the same bits everywhere.
 
-use super::{Case, Machine, build, build_case, call, defaults, few_rows, unaligned};
+use super::{Case, Check, Machine, build, build_case, call, defaults, few_rows, unaligned};
 use crate::common::{OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, Partials};

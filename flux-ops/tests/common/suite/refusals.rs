@@ -1,6 +1,6 @@
 //! Bad operands are refused before anything is launched.
 
-use super::{Case, Machine, Node, build_case, call, defaults, layouts, unaligned};
+use super::{Case, Check, Machine, Node, build_case, call, defaults, layouts, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::DType;
 use flux_ops::{CallError, FusedLinear, Layout, Location, RawTensor, TensorMut, TensorRef};

@@ -1,7 +1,7 @@
 //! Residuals: in every element once, in place too, and refused where they do not fit.
 
 use super::{
-    Case, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
+    Case, Check, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
 };
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};

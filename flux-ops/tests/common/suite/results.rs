@@ -1,7 +1,7 @@
 //! The numbers: exact where they can be, within the derived bound elsewhere, and always the same
 //! bits.
 
-use super::{Case, Machine, Number, build_case, call, defaults, few_rows, unaligned};
+use super::{Case, Check, Machine, Number, build_case, call, defaults, few_rows, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping, Target};

@@ -1,7 +1,7 @@
 //! Ops whose rows change from call to call: results, agreement, refusals, and what the ops of a
 //! communicator share.
 
-use super::{Case, Machine, Node, at_once, build, call, defaults, layouts};
+use super::{Case, Check, Machine, Node, at_once, build, call, defaults, layouts};
 use crate::common::lateness::assert_soon;
 use crate::common::{Meeting, OPS, OpOptions, Values, scaled};
 use flux_core::OpKind;
@@ -32,7 +32,7 @@ fn cases(
     op: OpKind,
     world: u32,
     rows: &[usize],
-) -> Vec<(Case<bf16>, super::super::case::Expected<bf16>)> {
+) -> Vec<(Case<bf16>, flux_testkit::Expected)> {
     let case = |&rows: &usize| {
         Case::<bf16>::new(op, shape(machine, op, world, rows), world, Values::Integers, 71)
     };

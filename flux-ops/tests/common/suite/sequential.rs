@@ -1,7 +1,9 @@
 //! Sequential calls: one collective of all rows, before or after one GEMM.
 
 use super::messages::{before_a_new_group, plain, rank_1_never_calls};
-use super::{Case, Machine, Number, build_case, call, defaults, equal_shards, few_rows, layouts};
+use super::{
+    Case, Check, Machine, Number, build_case, call, defaults, equal_shards, few_rows, layouts,
+};
 use crate::common::{Memory, Node, OPS, OpOptions, Values, scaled};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, KSplit, Plan};

@@ -1,6 +1,6 @@
 //! Several weights that share one gather: each result is that of its weight alone.
 
-use super::{Case, Machine, Number, build_several, defaults, layouts};
+use super::{Case, Check, Machine, Number, build_several, defaults, layouts};
 use crate::common::{Node, OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, ProblemError};

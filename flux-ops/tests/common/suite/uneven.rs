@@ -1,7 +1,9 @@
 //! Worlds that do not divide the columns of an AllGather-GEMM or the inner extent of a sum: the
 //! first ranks have 8 more.
 
-use super::{Case, Machine, build, build_case, call, call_gathered, call_with_norm, defaults};
+use super::{
+    Case, Check, Machine, build, build_case, call, call_gathered, call_with_norm, defaults,
+};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::{OpKind, ProblemError, Rank};

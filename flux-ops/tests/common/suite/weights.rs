@@ -1,7 +1,7 @@
 //! Weights of `[k, n]`: the bits of those of `[n, k]`, and refused where they are not.
 
 use super::{
-    Case, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
+    Case, Check, Machine, Number, build, build_case, call, defaults, few_rows, layouts, unaligned,
 };
 use crate::common::{Node, OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan};

@@ -3,16 +3,10 @@
 //! Ranks are threads with a GPU each, and this machine is taken for two nodes: threads that share a
 //! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns
 //! on the GPUs. One line says what is skipped.
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
 
-mod common;
-
-use common::launched::places;
-use common::suite::{self, call};
-use common::{Case, Machine, OPS, OpOptions, SHARDED, Values, build_case, skipped};
+use crate::common::launched::places;
+use crate::common::suite::{self, call};
+use crate::common::{Case, Check, Machine, OPS, OpOptions, SHARDED, Values, build_case, skipped};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::internal::nccl;
@@ -22,7 +16,7 @@ use std::sync::Once;
 
 /// Machines that there are here, and what is left out of them.
 fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
-    let gpus = common::gpus::count().map(places)?;
+    let gpus = crate::common::gpus::count().map(places)?;
     if gpus < 2 {
         return Err("two nodes need a GPU each, and there is one".to_owned());
     }

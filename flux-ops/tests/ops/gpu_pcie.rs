@@ -4,16 +4,10 @@
 //! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any
 //! number on each. Where there are not two GPUs and no launch, one line says so and all are
 //! skipped.
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
 
-mod common;
-
-use common::launched::places;
-use common::suite;
-use common::{Case, Machine, OPS, OpOptions, Values, build_case};
+use crate::common::launched::places;
+use crate::common::suite;
+use crate::common::{Case, Check, Machine, OPS, OpOptions, Values, build_case};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
@@ -32,8 +26,8 @@ fn on_gpus(test: impl FnOnce(Machine)) {
             Err(format!("2 GPUs needed, {count} here"))
         }
     };
-    let places = common::gpus::count().map(places);
-    common::where_found::run("gpu_ops_pcie", places.and_then(several), test);
+    let places = crate::common::gpus::count().map(places);
+    crate::common::where_found::run("gpu_pcie", places.and_then(several), test);
 }
 
 tests_of_any_machine!(on_gpus);

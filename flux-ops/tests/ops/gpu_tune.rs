@@ -1,21 +1,15 @@
 //! The tuner on GPUs: plans are timed by events, checked, and found by the next build.
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
 
-mod common;
-
-use common::launched::places;
-use common::suite;
-use common::{Machine, Node};
+use crate::common::launched::places;
+use crate::common::suite;
+use crate::common::{Machine, Node};
 use flux_core::plan::{PlanOrigin, TableKind};
 use flux_ops::{AllGatherGemm, Builder, GemmReduceScatter, Outcome, TuneOptions, Tuned, bf16, f16};
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    let places = common::gpus::count().map(places);
-    common::where_found::run("gpu_tune", places.map(Machine::Gpus), test);
+    let places = crate::common::gpus::count().map(places);
+    crate::common::where_found::run("gpu_tune", places.map(Machine::Gpus), test);
 }
 
 fn on_node<Op>(builder: Builder<Op>, node: &Node, table: &std::path::Path) -> Builder<Op> {

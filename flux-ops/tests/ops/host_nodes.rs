@@ -1,22 +1,15 @@
 //! Both ops on the host transport, with the programs of ranks in several nodes: one network less
 //! than the real thing, the same sums.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
-
-mod common;
-
-use common::plans::{per_shard, plans, side_by_side};
-use common::suite::{call, call_gathered, unaligned};
-use common::{
-    Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values, build, build_case, scaled,
+use crate::common::suite::{call, call_gathered, unaligned};
+use crate::common::{
+    Case, Check, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values, build, build_case, scaled,
 };
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
 use flux_core::{Nodes, OpKind, Partials, Rank, TileShape, WorldSize};
 use flux_ops::{BuildError, CallError};
+use flux_testkit::strategies::{per_shard, plans, side_by_side};
 use flux_transport::{Communicator, ConnectError, Fault, Options, Select, World};
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -1,13 +1,11 @@
 //! Random problems, plans and workers on the host transport, against the exact result.
 
-mod common;
-
-use common::plans::{comm_modes, plans, rows};
-use common::suite::{call, call_gathered, defaults};
-use common::{Case, Machine, OPS, OpOptions, Values, build_case};
+use crate::common::suite::{call, call_gathered, defaults};
+use crate::common::{Case, Check, Machine, OPS, OpOptions, Values, build_case};
 use flux_core::TileShape;
 use flux_core::plan::Plan;
 use flux_ops::{Activation, GateLayout};
+use flux_testkit::strategies::{comm_modes, plans, rows};
 use half::bf16;
 use proptest::prelude::*;
 

@@ -1,8 +1,6 @@
 //! The tuner on ranks of the host: rows are written, found by the next build on all ranks, and
 //! nothing waits for ever.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use flux_ops::{
     AllGatherGemm, BuildError, Builder, GemmReduceScatter, KSplit, Outcome, Plan, PlanOrigin,
     TableFileError, TableKind, Timing, TuneError, TuneOptions, Tuned, bf16, f16,

@@ -4,16 +4,12 @@
 //! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes
 //! of a launch (`common/launched.rs`), with any number on each. Where there is none, one line says
 //! why all are skipped.
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
 
-mod common;
-
-use common::launched::places;
-use common::suite::{self, Number};
-use common::{Case, Machine, Memory, Node, OPS, OpOptions, Values, build, build_case};
+use crate::common::launched::places;
+use crate::common::suite::{self, Number};
+use crate::common::{
+    Case, Check, Machine, Memory, Node, OPS, OpOptions, Values, build, build_case,
+};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, Mover, Plan, RowMapping};
@@ -25,8 +21,8 @@ use half::bf16;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    let places = common::gpus::count().map(places);
-    common::where_found::run("gpu_ops", places.map(Machine::Gpus), test);
+    let places = crate::common::gpus::count().map(places);
+    crate::common::where_found::run("gpu_nvlink", places.map(Machine::Gpus), test);
 }
 
 tests_of_any_machine!(on_gpus);
@@ -92,7 +88,7 @@ fn a_traced_call_gives_the_same_bits_and_times_in_order() {
     on_gpus(|machine| {
         if let Err(why) = Nvrtc::get() {
             // Traced kernels are not compiled ahead of time.
-            return common::skipped::skip(
+            return crate::common::skipped::skip(
                 "a_traced_call_gives_the_same_bits_and_times_in_order",
                 &why,
             );

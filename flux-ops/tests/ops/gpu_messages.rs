@@ -3,16 +3,12 @@
 //! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a
 //! launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no
 //! launch, or no NCCL, one line says why all are skipped.
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
 
-mod common;
-
-use common::launched::places;
-use common::suite::{self, call};
-use common::{Case, Machine, Node, OPS, OpOptions, SHARDED, Values, build, build_case};
+use crate::common::launched::places;
+use crate::common::suite::{self, call};
+use crate::common::{
+    Case, Check, Machine, Node, OPS, OpOptions, SHARDED, Values, build, build_case,
+};
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::TransportKind;
 use flux_transport::internal::nccl;
@@ -29,7 +25,7 @@ fn find() -> Result<Machine, String> {
 }
 
 fn on_gpus(test: impl FnOnce(Machine)) {
-    common::where_found::run("gpu_messages", find(), test);
+    crate::common::where_found::run("gpu_messages", find(), test);
 }
 
 tests_of_messages!(on_gpus);

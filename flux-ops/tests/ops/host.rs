@@ -1,11 +1,9 @@
 //! The ops on the host transport, between threads and between processes.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-mod common;
-
-use common::launched::launched;
-use common::{Case, Machine, Meeting, OPS, OpOptions, Values, build, build_case, scaled, suite};
+use crate::common::launched::launched;
+use crate::common::{
+    Case, Check, Machine, Meeting, OPS, OpOptions, Values, build, build_case, scaled, suite,
+};
 use flux_core::WorldSize;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, CallError, CommMode, Location, Plan, TensorMut,
@@ -28,7 +26,7 @@ fn on_host(test: impl FnOnce(Machine)) {
 tests_of_any_machine!(on_host);
 suite_tests!(on_host: sequential_integers_of_two_ranks_are_exact, sequential_calls_honour_row_strides);
 
-/// Every test of this binary, with ranks as processes: what tests on GPUs do where ranks share
+/// Every test of this module, with ranks as processes: what tests on GPUs do where ranks share
 /// them.
 #[test]
 fn ranks_as_processes_pass_all_of_these_tests() {
@@ -37,7 +35,7 @@ fn ranks_as_processes_pass_all_of_these_tests() {
     }
     let launcher = Launcher::new(WorldSize::new(3).unwrap(), std::env::current_exe().unwrap());
     assert_eq!(
-        exit_code(launcher.args(["--test-threads=1"]).run().unwrap()),
+        exit_code(launcher.args(["host::", "--test-threads=1"]).run().unwrap()),
         0,
         "a rank failed; its words are above"
     );
