@@ -1,19 +1,12 @@
 //! `flux-bench lab faults` on the host, with few faults: the whole count is a step of its own
 //! (`cargo xtask faults`).
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-use lateness::AMPLE;
-use processes::{gone_within, runs};
+use crate::lateness::AMPLE;
+use crate::processes::{gone_within, runs};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-#[path = "../../flux-transport/tests/lateness/mod.rs"]
-mod lateness;
-#[path = "../../flux-transport/tests/processes/mod.rs"]
-mod processes;
 
 /// What a run on the host said, and how it ended.
 struct Run {

@@ -1,11 +1,7 @@
 //! `flux-bench run`: real operands give the right output file, and every failure gives a sentence,
 //! an exit status and no file.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-mod run_support;
-
-use run_support::Case;
+use crate::run_support::Case;
 use safetensors::Dtype;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

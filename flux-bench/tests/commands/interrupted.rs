@@ -1,9 +1,7 @@
 //! A signal from outside: nothing of what a command has begun stays.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-use lateness::AMPLE;
-use processes::{gone_within, runs};
+use crate::lateness::AMPLE;
+use crate::processes::{gone_within, runs};
 use rustix::process::{Pid, Signal, kill_process};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -11,11 +9,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-
-#[path = "../../flux-transport/tests/lateness/mod.rs"]
-mod lateness;
-#[path = "../../flux-transport/tests/processes/mod.rs"]
-mod processes;
 
 #[test]
 fn a_run_of_first_calls_that_a_signal_ends_leaves_no_folder_and_no_process() {

@@ -1,7 +1,5 @@
 //! What becomes of a command whose standard output is closed, or full.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use flux_bench::Report;
 use std::fs::OpenOptions;
 use std::process::{Command, Output, Stdio};

@@ -1,7 +1,5 @@
 //! What README and docs name exists: paths, commands with their options, and identifiers.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

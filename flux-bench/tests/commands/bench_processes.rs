@@ -1,12 +1,8 @@
 //! `flux-bench bench` with ranks as processes, on the host: the same rows as with threads, and an
 //! end in time where a rank fails.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-#[path = "../../flux-transport/tests/lateness/mod.rs"]
-mod lateness;
+use crate::lateness::assert_soon;
 use flux_bench::{Placement, Ranks, Report};
-use lateness::assert_soon;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! What README and docs say of results is what `results/` has.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use clap::Parser;
 use flux_bench::{
     CoreReport, FirstCallReport, PeersReport, Report, SCHEMA, ShowArgs, read_peers_report,

@@ -1,10 +1,6 @@
 //! `flux-bench tune` on the host: rows, resume, budget, interrupt and refusals.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-#[path = "../../flux-transport/tests/lateness/mod.rs"]
-mod lateness;
-use lateness::{AMPLE, assert_soon};
+use crate::lateness::{AMPLE, assert_soon};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;

@@ -1,7 +1,5 @@
 //! `flux-bench bench` and `soak` on the host: what they print and write, and their exit status.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use flux_bench::FirstCallReport;
 use flux_bench::{Report, ServingReport};
 use flux_core::OpKind;

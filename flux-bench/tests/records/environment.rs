@@ -1,11 +1,7 @@
 //! docs/environment.md names every variable of flux's own that its crates and programs speak of,
 //! and none that nothing reads.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
-mod reads;
-
-use reads::reads;
+use crate::reads::reads;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! What is simulated of the committed results is what was measured, within what the model is said
 //! to be off by.
 
-#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
-
 use flux_bench::{
     Compared, LEAST_ROWS, Layer, PlanArgs, Row, Simulation, compare, layers, parse_op, plans,
     read_report, simulated_published, simulated_table, world,
