@@ -8,6 +8,7 @@
 #[macro_use]
 #[path = "../common/mod.rs"]
 mod common;
+mod gpu_launches;
 mod gpu_messages;
 mod gpu_mixed;
 mod gpu_nvlink;

@@ -2,27 +2,21 @@
 //!
 //! On a machine with one GPU a world of one rank runs, as ranks that share a GPU do not begin early.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy knows test functions, not the functions that they call"
-)]
-
-mod common;
-
-use common::suite::{self, Number};
-use common::{Case, Machine, Node, OPS, OpOptions, Values, build, build_case};
+use crate::common::suite::{self, Number};
+use crate::common::{Case, Machine, Node, OPS, OpOptions, Values, build, build_case};
 use cudarc::driver::CudaStream;
 use flux_core::OpKind;
+use flux_core::problem::Shape;
 use flux_cuda::{Launch, Module};
 use flux_ops::{FusedLinear, GateLayout};
 use half::bf16;
 
 fn on_gpus(test: impl FnOnce(Machine)) {
-    let found = match common::launched::launched() {
+    let found = match crate::common::launched::launched() {
         Some(_) => Err("ranks of a launch may share a GPU".to_owned()),
-        None => common::gpus::count().map(Machine::Gpus),
+        None => crate::common::gpus::count().map(Machine::Gpus),
     };
-    common::where_found::run("gpu_launches", found, test);
+    crate::common::where_found::run("gpu_launches", found, test);
 }
 
 /// Worlds whose ranks have a GPU each.
