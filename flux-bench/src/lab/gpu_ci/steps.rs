@@ -16,7 +16,7 @@ pub(super) const FAULTS_LIMIT: u64 = 570;
 /// The test binary whose modules are steps of their own.
 const OPS: &str = "ops";
 /// Its modules on GPUs.
-pub(super) const MODULES: [&str; 5] =
+pub(super) const MODULES: [&str; 6] =
     ["gpu_launches", "gpu_messages", "gpu_mixed", "gpu_nvlink", "gpu_pcie", "gpu_tune"];
 
 /// Tests that also run as processes of a launch on shared GPUs, and what is skipped there as too
