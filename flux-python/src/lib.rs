@@ -39,7 +39,8 @@ mod _native {
     /// `weight`, `bias`, `out`, and of all ranks together `n` of an op that gathers or `k` of the
     /// others.
     type OfWeight = (Described, Option<Described>, Described, Option<usize>);
-    /// `x`, the weights, `residual`, `gain`, and the normalised or gathered rows.
+    /// `x`, the weights, `residual`, `gain`, and with a gain the normalised rows, else the gathered
+    /// ones.
     type Operands =
         (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
 
@@ -229,8 +230,7 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. `numbers` are the activation's and `m`. With `eps` there are a gain and
-    /// normalised rows. The last result of an op that gathers are the gathered rows.
+    /// until it returns. `numbers` are the activation's and `m`. With `eps` there is a gain.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
@@ -247,8 +247,7 @@ mod _native {
             let optional = |name, of: &Option<Described>| {
                 of.as_ref().map(|of| described(name, of)).transpose()
             };
-            let (y_norm, gathered) =
-                if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
+            let (y_norm, gathered) = if gain.is_some() { (second, &None) } else { (&None, second) };
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
                 (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: epsilon(eps), rows }),
                 _ => None,

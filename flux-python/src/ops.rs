@@ -65,14 +65,6 @@ impl Kind {
         Self::ALL[self as usize].0
     }
 
-    /// The global rows of a call, where the caller does not say them.
-    pub(crate) fn rows(self, m: Option<usize>, x_rows: usize, comm: &Communicator) -> usize {
-        match self {
-            Self::AllGather => m.unwrap_or(x_rows * comm.world_size().get() as usize),
-            Self::ReduceScatter | Self::AllReduce => x_rows,
-        }
-    }
-
     /// Rows and columns of the result, by the rows of the weight.
     pub(crate) fn result(self, m: usize, weight_rows: usize, comm: &Communicator) -> [usize; 2] {
         let (rank, world) = (comm.rank().get() as usize, comm.world_size().get() as usize);

@@ -12,26 +12,23 @@ from oracle import operand, rows
 
 
 def schemas_and_fakes(comm):
-    *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, True, dtype=np.float64)
-    x, w, b = tensors(F16, *operands)
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
-    m = x.shape[0] * comm.world_size
-    outs = {"out": x.new_empty(m, w.shape[0]), "x_full": x.new_empty(m, x.shape[1])}
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, -1, comm.id), outs, test_utils=checks)
-    *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
-    x, w, _ = tensors(F16, *operands)
-    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, -1, 0, comm.id), test_utils=checks)
+    """Each op with all that it takes, and with none of it."""
+    checks, m = ("test_schema", "test_faketensor"), comm.world_size * 8
+    ops = torch.ops.flux_tp
+    for count in (1, 2, 3, 4):
+        columns = [8 * (comm.world_size * n + 1) for n in range(1, count + 1)]
+        x, w, b, _, _ = gathered_by_several(comm, m, columns, 32, True, dtype=np.float64)
+        (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
+        outs = [x.new_empty(m, weight.shape[0]) for weight in w]
+        for biases, x_full in ((b, x.new_empty(m, 32)), (None, None)):
+            arguments = x, w, biases, None, None, 0.0, 0, m, columns, 0, comm.id, outs, x_full
+            torch.library.opcheck(ops.all_gather_matmul.default, arguments, test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
-        operands, _, _ = row_parallel(comm, getattr(flux_tp, name), comm.world_size * 8 + 1, 16, 32, np.float64)
+        operands, _, _ = row_parallel(comm, getattr(flux_tp, name), m + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
-        packet, out = getattr(torch.ops.flux_tp, name), torch.empty_like(residual)
-        torch.library.opcheck(packet.default, (x, w, b, residual, -1, 1, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.out, (x, w, b, residual, -1, 1, comm.id), {"out": out}, test_utils=checks)
-        outs = {"out": out, "out_norm": torch.empty_like(out)}
-        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), outs, test_utils=checks)
+        out, y_norm = torch.empty_like(residual), torch.empty_like(residual)
+        for others in (([b], residual, gain, 1e-3, 0, m + 1, None, 1, comm.id, [out], y_norm), (None, None, None, 0.0, 0, m + 1, None, 0, comm.id, [out], None)):
+            torch.library.opcheck(getattr(ops, name).default, (x, [w], *others), test_utils=checks)
 
 
 def compiled(comm):
@@ -70,16 +67,10 @@ def compiled(comm):
 
 
 def several_weights_compile(comm):
-    world, overloads = comm.world_size, torch.ops.flux_tp.all_gather_matmul
-    checks = ("test_schema", "test_faketensor")
     for count in (2, 3, 4):
-        columns = [8 * (world * n + 1) for n in range(1, count + 1)]
-        x, w, b, _, _ = gathered_by_several(comm, world * 8, columns, 32, True, dtype=np.float64)
+        columns = [8 * (comm.world_size * n + 1) for n in range(1, count + 1)]
+        x, w, b, _, _ = gathered_by_several(comm, comm.world_size * 8, columns, 32, True, dtype=np.float64)
         (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
-        outs = {f"out{index}": x.new_empty(world * 8, weight.shape[0]) for index, weight in enumerate(w)}
-        for x_full in (None, x.new_empty(world * 8, 32)):
-            arguments = x, *w, *b, 0, -1, *columns, comm.id
-            torch.library.opcheck(getattr(overloads, f"weights{count}"), arguments, outs | {"x_full": x_full}, test_utils=checks)
 
         def layer(x, w, b):
             *ys, x_full = flux_tp.all_gather_matmul(x * 2, w, b, "relu", n=columns, return_gathered=True)

@@ -212,13 +212,6 @@ def out(comm):
         flux_tp.all_gather_matmul(x, w, out=result)
 
 
-def direct(op, *arguments):
-    """A call of an op in torch's dispatcher."""
-    from flux_tp import _kernels
-
-    return _kernels.call(_kernels.calls[op], *arguments)
-
-
 def errors_keep_their_class(comm):
     *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
@@ -237,9 +230,10 @@ def errors_keep_their_class(comm):
             raises(bad, lambda: call(x, w, **{name: value}), f"{name} = {value}", "from 0 on")
         for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
             raises(bad, lambda: op(x, w, k=value), f"k = {value}", "from 0 on")
-    # Behind the public op, where -1 says nothing.
-    raises(bad, lambda: direct("all_gather_matmul", x, w, None, 0, -8, -1, comm.id), "m = -8", "from 0 on")
-    raises(bad, lambda: direct("matmul_all_reduce", x, w, None, None, -8, 0, comm.id), "k = -8", "from 0 on")
+    # Behind the public op.
+    out = x.new_empty(8 * comm.world_size, 16)
+    for m, weights, outs, words in ((-8, [w], [out], "m = -8"), (8, [], [], "there are 0 weights"), (8, [w], [out, out], "there are 1 weights")):
+        raises(RuntimeError, lambda: torch.ops.flux_tp.all_gather_matmul(x, weights, None, None, None, 0, 0, m, None, 0, comm.id, outs, None), words)
     if comm.world_size > 1:
         # A shape that no rank has built.
         wide = torch.zeros(16 + 8 * (comm.rank == 0), 56, dtype=F16, device=place())

@@ -57,7 +57,7 @@ class Ours(RowParallel, Theirs):
         Theirs.__init__(self, comm, *args, **options)
         if fusable(self):
             self.flux_rows = _prepare(self, comm, [1, 2])
-            self.flux_max_m, self.flux_comm = MAX_M, comm.id
+            self.flux_comm = comm
 
 
 def layer(comm, m, with_bias=False, **fields):

@@ -137,7 +137,7 @@ sys.modules["torch"] = types.ModuleType("torch")
 sys.modules["torch.distributed"] = sys.modules["torch"].distributed = dist
 
 def connect(transport="host"):
-    connected = flux_tp._comm._connect_group(dist.ProcessGroup(), transport, 10.0, None, None, (64, 0, False))
+    connected = flux_tp._init._connect_group(dist.ProcessGroup(), transport, 10.0, None, None, (64, 0, False))
     return flux_tp.Communicator(connected, 64, None)
 """
 

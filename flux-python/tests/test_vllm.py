@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, "cases_vllm", transport="host") as ranks:
+    with Ranks(2, "cases_vllm", transport="host", max_m=40) as ranks:
         yield ranks
 
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 if (_probe := Path(__file__).parent / "flux-probe").exists():
     os.environ.setdefault("FLUX_PROBE", str(_probe))
 
-from ._comm import Communicator, check, default, init
+from ._comm import Communicator, check, default
+from ._init import init
 from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, prepare
 from .errors import (
     AbortedError,

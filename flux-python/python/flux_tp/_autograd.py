@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._comm import known
-from ._kernels import call, calls, gather_for_several, pair_calls
+from ._kernels import call
 from ._rows import Rows
 
-__all__ = ["AllGatherMatmul", "AllGatherMatmulSeveral", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
+__all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
 
 
 def _once(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,76 +44,50 @@ def _readable(dy: Tensor) -> Tensor:
 
 
 class AllGatherMatmul(torch.autograd.Function):
-    """``y = gather(x) @ weight.T + bias``.
+    """``y = gather(x) @ weight.T + bias`` of each of ``count`` weights, by one gather.
 
-    With ``keep`` the gathered rows are saved in place of ``x`` where the gradient of ``weight`` needs them, and the backward
-    pass has no collective of torch.distributed.
+    With ``keep`` the gathered rows are saved in place of ``x`` where the gradient of a weight needs them, and the backward
+    pass has no collective of torch.distributed. The backward pass of several weights is that of one with the rows of all: copies
+    of the weights beside each other, for one collective. Where one of them needs a gradient, those of all are computed.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, m, n, comm, keep):
-        ctx.n, ctx.comm = n, known(comm)
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
+    def forward(ctx, x, m, split, comm, keep, count, *operands):
+        weights, biases = list(operands[:count]), list(operands[count:]) or None
+        ctx.split, ctx.comm, ctx.count = split, comm, count
+        needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[6 : 6 + count])
         # A single rank's rows are all rows: the gathered ones would be a copy.
-        ctx.kept = keep and needs_weight and ctx.comm.world_size > 1
-        if ctx.kept:
-            y, x = pair_calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
-        else:
-            y = calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        return y
-
-    @staticmethod
-    @_once
-    def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dy = _readable(dy)
-        dx, dweight = _column_parallel(ctx, x, weight, dy, ctx.n, needs_x, needs_weight)
-        return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None, None
-
-
-class AllGatherMatmulSeveral(torch.autograd.Function):
-    """``y = gather(x) @ weight.T + bias`` of several weights, by one gather.
-
-    The backward pass is that of one weight with the rows of all: copies of the weights beside each other, for one collective.
-    Where one weight needs a gradient, those of all are computed.
-    """
-
-    @staticmethod
-    def forward(ctx, x, m, columns, comm, keep, *operands):
-        count = len(columns)
-        weights, biases = list(operands[:count]), list(operands[count:])
-        ctx.columns, ctx.comm = columns, known(comm)
-        needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[5 : 5 + count])
-        ctx.kept = keep and needs_weight and ctx.comm.world_size > 1
-        x_full = x.new_empty(m, x.shape[1]) if ctx.kept else None
-        results = gather_for_several(x, weights, biases, 0, m, columns, comm, x_full=x_full)
-        saved = x_full if ctx.kept else x
-        ctx.save_for_backward(saved if needs_weight else None, *(weights if needs_x else [None] * count))
-        return tuple(results)
+        ctx.kept = keep and needs_weight and comm.world_size > 1
+        *ys, last = call("all_gather_matmul", comm, x, weights, biases, m=m, split=split, second="x_full" if ctx.kept else None)
+        ys, saved = (ys, last) if ctx.kept else ([*ys, last], x)
+        ctx.save_for_backward(saved if needs_weight else None, *(weights if needs_x else ()))
+        return tuple(ys)
 
     @staticmethod
     @_once
     def backward(ctx, *parts):
-        x, *weights = ctx.saved_tensors
-        count, needs = len(parts), ctx.needs_input_grad
-        needs_x, needs_weights, needs_biases = needs[0], needs[5 : 5 + count], needs[5 + count :]
+        (x, *weights), count, needs = ctx.saved_tensors, ctx.count, ctx.needs_input_grad
+        needs_x, needs_weights, needs_biases = needs[0], needs[6 : 6 + count], needs[6 + count :]
         sizes = [part.shape[1] for part in parts]
-        dy = torch.cat(parts, 1)
-        weight = torch.cat(weights) if needs_x else None
-        # Of ranks with unequal parts GEMM-ReduceScatter takes as many columns as the first rank has.
-        said = zip(ctx.columns, sizes, strict=True)
-        most = sum(size if n == -1 else ctx.comm.features(n, 0).stop for n, size in said)
-        dx, dweight = _column_parallel(ctx, x, weight, dy, most * ctx.comm.world_size, needs_x, any(needs_weights), most - sum(sizes))
+        weight = _beside(weights, 0) if needs_x else None
+        dy, n, padding = _readable(_beside(parts, 1)), ctx.split, 0
+        if n is not None and count > 1:
+            # Of ranks with unequal parts GEMM-ReduceScatter takes as many columns as the first rank has.
+            most = sum(ctx.comm.features(of, 0).stop for of in n)
+            n, padding = [most * ctx.comm.world_size], most - sum(sizes)
+        dx, dweight = _column_parallel(ctx, x, weight, dy, n, needs_x, any(needs_weights), padding)
         dweights = [None] * count if dweight is None else dweight.split(sizes)
-        dbiases = [part.sum(0) if need else None for part, need in zip(parts, needs_biases, strict=True)]
         dweights = [part if need else None for part, need in zip(dweights, needs_weights, strict=True)]
-        return dx, None, None, None, None, *dweights, *dbiases
+        dbiases = [part.sum(0) if need else None for part, need in zip(parts, needs_biases)]
+        return dx, None, None, None, None, None, *dweights, *dbiases
+
+
+def _beside(parts, dim):
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _column_parallel(ctx, x, weight, dy, n, needs_x, needs_weight, padding=0):
-    """Gradients of ``x`` and ``weight``; GEMM-ReduceScatter takes ``n`` columns, with ``padding`` zeros behind this rank's."""
+    """Gradients of ``x`` and ``weight``; GEMM-ReduceScatter takes columns of ``n``, with ``padding`` zeros behind this rank's."""
     if needs_weight and not ctx.kept:
         # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
         # op beside NCCL's gather would hold the SMs that NCCL waits for.
@@ -128,7 +101,7 @@ def _column_parallel(ctx, x, weight, dy, n, needs_x, needs_weight, padding=0):
     dx = None
     if needs_x:
         part, weight = (F.pad(dy, (0, padding)), F.pad(weight, (0, 0, 0, padding))) if padding else (dy, weight)
-        dx = call(calls["matmul_reduce_scatter"], part, weight.t(), None, None, n, 0, ctx.comm.id)
+        dx = call("matmul_reduce_scatter", ctx.comm, part, [weight.t()], split=n)[0]
     return dx, dy.t() @ x if needs_weight else None
 
 
@@ -138,8 +111,8 @@ class MatmulReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, k, partials, comm):
         ctx.save_for_backward(x, weight)
-        ctx.k, ctx.comm = k, known(comm)
-        return calls["matmul_reduce_scatter"](x, weight, bias, residual, k, partials, comm)
+        ctx.k, ctx.comm = k, comm
+        return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
     @_once
@@ -147,13 +120,13 @@ class MatmulReduceScatter(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         dresidual = dy if needs_residual else None
-        dy, m = _readable(dy), x.shape[0]
+        dy, m, gathered = _readable(dy), x.shape[0], needs_weight or needs_bias
         dx = full = None
-        if needs_x and (needs_weight or needs_bias):
-            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm.id)
-        elif needs_x:
-            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm.id)
-        elif needs_weight or needs_bias:
+        if needs_x:
+            split, second = ctx.k and [ctx.k], "x_full" if gathered else None
+            dx, *others = call("all_gather_matmul", ctx.comm, dy, [weight.t()], m=m, split=split, second=second)
+            full = others[0] if gathered else None
+        elif gathered:
             full = Rows(m, ctx.comm).gather(dy)()
         dweight = full.t() @ x if needs_weight else None
         return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None, None, None
@@ -165,7 +138,7 @@ class MatmulAllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, k, partials, comm):
         ctx.save_for_backward(x, weight)
-        return calls["matmul_all_reduce"](x, weight, bias, residual, k, partials, comm)
+        return _row_parallel("matmul_all_reduce", x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
     @_once
@@ -176,13 +149,18 @@ class MatmulAllReduce(torch.autograd.Function):
         return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None, None, None
 
 
+def _row_parallel(op, x, weight, bias, residual, k, partials, comm):
+    biases = None if bias is None else [bias]
+    return call(op, comm, x, [weight], biases, residual=residual, split=k and [k], partials=partials)[0]
+
+
 class CopiedInputLinear(torch.autograd.Function):
     """``y = x @ weight.T + bias`` of an ``x`` that every rank has whole; the gradient of ``x`` is summed over the ranks."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, n, comm):
         ctx.save_for_backward(x, weight)
-        ctx.n, ctx.comm = n, known(comm)
+        ctx.n, ctx.comm = n, comm
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -193,6 +171,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call(calls["matmul_all_reduce"], _readable(rows), weight.t(), None, None, ctx.n, 0, ctx.comm.id).reshape(x.shape)
+            dx = call("matmul_all_reduce", ctx.comm, _readable(rows), [weight.t()], split=[ctx.n])[0].reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None, None

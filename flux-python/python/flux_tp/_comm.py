@@ -1,4 +1,4 @@
-"""Communicators: how the ranks of a job come together.
+"""Communicators, and which of them is the default.
 
 Invariant: only the process that has made a communicator uses or closes it.
 """
@@ -8,25 +8,23 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from .errors import ConnectError, FluxError, OperandError
+from .errors import FluxError, OperandError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "check", "default", "init"]
+__all__ = ["Communicator", "adopt", "check", "chosen", "default"]
 
 _default: Communicator | None = None
-_known: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
 _closes_at_exit: int | None = None
 """The process that leaves its communicators when it ends."""
 
 
 class Communicator:
-    """One rank's membership of a group that computes together; :func:`init` makes one.
+    """One rank's membership of a group that computes together; :func:`flux_tp.init` makes one.
 
     Every rank makes the same calls in the same order. Leaves the group when it is closed or collected.
     """
@@ -50,7 +48,6 @@ class Communicator:
         self.max_m = max_m
         self.group = group
         self._process = os.getpid()
-        _known[self.id] = self
         _close_at_exit()
 
     def check(self) -> None:
@@ -120,61 +117,11 @@ class Communicator:
         return f"<flux_tp.Communicator rank {self.rank} of {self.world_size} over {self.transport} on {place}>"
 
 
-def init(
-    group: ProcessGroup | None = None,
-    transport: str = "auto",
-    max_m: int = 8192,
-    timeout: float = 30.0,
-    sm_margin: int = 0,
-    *,
-    batch_invariant: bool = False,
-    device: int | None = None,
-    address: str | None = None,
-) -> Communicator:
-    """Connects the ranks; collective. The first communicator is the default of all ops until it is closed or broken.
-
-    CUDA graphs need the transport ``nvlink``. Prepare every op before the first capture (:func:`prepare`): one that
-    is built later may move the workspace, and a captured call does not follow. Delete all graphs before the
-    communicator is closed and before the interpreter ends.
-
-    Args:
-        group: a torch ProcessGroup, of any size inside a larger job. ``None``: the ranks of the launcher
-            (torchrun, srun, mpirun or ``flux-bench launch``), by its environment variables.
-        transport: ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl``, ``mixed`` or ``auto``: what the
-            variable FLUX_TRANSPORT names, else the best that works.
-        max_m: most rows of a call, of all ranks together.
-        timeout: longest wait for a peer, in seconds, at most 24 hours. The ranks' start may take a minute even with less.
-        sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
-        batch_invariant: whether a row of a result has the same bits whatever rows share its call.
-        device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
-            rank's number on its host.
-        address: with ``group``, the IP address by which ranks of other hosts reach this one. ``None``: what the
-            variable FLUX_ADDRESS names, else that of the default route.
-
-    Raises:
-        ConnectError: no launcher, or a transport that does not work here.
-        TimeoutError: a rank did not come in time.
-        DisagreedError: the ranks give different arguments.
-    """
+def adopt(comm: Communicator) -> None:
+    """Makes it the default of all ops, unless an earlier one works."""
     global _default
-    if not 0 < max_m <= 1 << 24:
-        raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {1 << 24}")
-    if sm_margin < 0:
-        raise OperandError(f"sm_margin = {sm_margin}: give a number of SMs from 0 on")
-    limits = (max_m, sm_margin, batch_invariant)
-    torch = sys.modules.get("torch")
-    if device is None and torch is not None and torch.cuda.is_initialized():
-        device = torch.cuda.current_device()
-    if group is None:
-        connected = _native.connect(transport, timeout, device, limits)
-    else:
-        connected = _connect_group(group, transport, timeout, device, address, limits)
-    comm = Communicator(connected, max_m, group)
-    if torch is not None:
-        from . import _torch  # registers the ops, so that torch.compile finds them
     if _default is None or not _works(_default):
         _default = comm
-    return comm
 
 
 def _works(comm: Communicator) -> bool:
@@ -187,16 +134,8 @@ def _works(comm: Communicator) -> bool:
     return True
 
 
-def known(number: int) -> Communicator:
-    """The communicator with this number, by which ops of torch name it."""
-    comm = _known.get(number)
-    if comm is None:
-        raise FluxError("the communicator is closed: call flux_tp.init again on every rank")
-    return comm
-
-
 def default() -> Communicator:
-    """The first communicator of :func:`init` that is neither closed nor found broken by a later :func:`init`."""
+    """The first communicator that is neither closed nor found broken by a later :func:`flux_tp.init`."""
     if _default is None:
         raise FluxError("there is no communicator: call flux_tp.init() on every rank first")
     return _default
@@ -224,28 +163,6 @@ def check(comm: Communicator | None = None) -> None:
         PeerLostError, PeerLeftError, TimeoutError, DisagreedError, AbortedError: see :mod:`flux_tp.errors`.
     """
     chosen(comm).check()
-
-
-def _connect_group(
-    group: Any, transport: str, timeout: float, device: int | None, address: str | None, limits: tuple[int, int, bool]
-) -> tuple[int, int, int, str, int | None]:
-    """Has the ranks of a ProcessGroup meet by what the group carries."""
-    import torch.distributed as dist
-
-    # torch's own mark of a group that this process is not of is a number.
-    if group is not dist.GroupMember.NON_GROUP_MEMBER and not isinstance(group, dist.ProcessGroup):
-        remedy = "give mesh.get_group(), or of several dimensions mesh.get_group(name)" if hasattr(group, "get_group") else "give torch.distributed.new_group(ranks)"
-        raise OperandError(f"group is a {type(group).__name__}, and init takes a torch ProcessGroup: {remedy}")
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ConnectError("this process is not of the group: call flux_tp.init on the group's ranks only")
-
-    def exchange(payload: bytes) -> list[bytes]:
-        given: list[Any] = [None] * size
-        dist.all_gather_object(given, payload, group=group)
-        return given
-
-    return _native.connect_group((rank, size), exchange, transport, timeout, (device, address), limits)
 
 
 def _close_at_exit() -> None:

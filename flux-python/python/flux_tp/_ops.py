@@ -7,23 +7,29 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, TypeVar, overload
 
-from . import _comm, _native
+from . import _native
+from ._arguments import (
+    activation_number,
+    as_rows,
+    check_extents,
+    check_norm,
+    check_pair,
+    check_several,
+    dtype_name,
+    lists,
+    named,
+    partials_number,
+    results_lead,
+    sequence_dimension,
+    swapped,
+)
+from ._comm import Communicator, chosen
 from .errors import OperandError
 
 __all__ = ["all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "prepare"]
 
 Operand = TypeVar("Operand")
 """A torch.Tensor or a numpy.ndarray."""
-
-ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
-# Numbers of the activations with gates.
-GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
-
-MAX_WEIGHTS = _native.max_weights()
-
-# Set by `_torch`: its module and torch's Tensor.
-_torch: Any = None
-_Tensor: Any = ()
 
 
 @overload
@@ -32,7 +38,7 @@ def all_gather_matmul(
     weight: Operand,
     bias: Operand | None = None,
     activation: str | None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     return_gathered: Literal[False] = False,
     *,
     m: int | None = None,
@@ -47,7 +53,7 @@ def all_gather_matmul(
     weight: Operand,
     bias: Operand | None = None,
     activation: str | None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     *,
     return_gathered: Literal[True],
     m: int | None = None,
@@ -62,7 +68,7 @@ def all_gather_matmul(
     weight: Sequence[Operand],
     bias: Sequence[Operand] | None = None,
     activation: str | None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     return_gathered: bool = False,
     *,
     m: int | None = None,
@@ -124,22 +130,19 @@ def all_gather_matmul(
         BuildError, DisagreedError: on the first call of a shape.
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
-    _check_extents(m=m)
-    comm, number = _comm.chosen(group), _number(activation)
-    backend = _backend(x)
-    dim = _sequence_dim(x, sequence_dim, out)
-    x = _swapped(x, dim)
-    # Arrays of NumPy have no gradients.
-    kept = {"keep": keep_gathered} if backend is _torch else {}
-    if isinstance(weight, (list, tuple)):
-        weight, bias, n = _several(weight, bias, n, out, number, return_gathered)
-        results = backend.run_several(x, weight, bias, comm, out, activation=number, m=m, columns=n, gathered=return_gathered, **kept)
-        return _swapped(results, dim)
-    _check_extents(n=n)
-    if return_gathered:
-        _check_pair(out, "return_gathered", "(y, x_full)")
-    kept |= {"activation": number, "m": m, "split": n, "gathered": return_gathered}
-    return _swapped(backend.run("all_gather_matmul", x, weight, bias, comm, out, **kept), dim)
+    check_extents(m=m)
+    comm, number = chosen(group), activation_number(activation)
+    several = isinstance(weight, (list, tuple))
+    if several:
+        check_several("weight", weight, number, out, return_gathered)
+        weights, biases, columns = list(weight), lists(bias, "bias", len(weight)), lists(n, "n", len(weight))
+    else:
+        check_extents(n=n)
+        if return_gathered:
+            check_pair(out, "return_gathered", "(y, x_full)")
+        weights, biases, columns = _one(weight, bias, n)
+    options = {"activation": number, "m": m, "second": "x_full" if return_gathered else None, "keep": keep_gathered, "several": several}
+    return _run("all_gather_matmul", comm, x, weights, biases, columns, out, sequence_dim, **options)
 
 
 @overload
@@ -149,7 +152,7 @@ def matmul_reduce_scatter(
     bias: Operand | None = None,
     residual: Operand | None = None,
     norm: None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     out: Operand | None = None,
     *,
     k: int | None = None,
@@ -164,7 +167,7 @@ def matmul_reduce_scatter(
     residual: Operand | None = None,
     *,
     norm: tuple[Operand, float],
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
     k: int | None = None,
     partials: str | None = None,
@@ -216,7 +219,7 @@ def matmul_all_reduce(
     bias: Operand | None = None,
     residual: Operand | None = None,
     norm: None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     out: Operand | None = None,
     *,
     k: int | None = None,
@@ -230,7 +233,7 @@ def matmul_all_reduce(
     residual: Operand | None = None,
     *,
     norm: tuple[Operand, float],
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
     k: int | None = None,
     partials: str | None = None,
@@ -280,7 +283,7 @@ def prepare(
     residual: bool = False,
     eps: float | None = None,
     partials: str | None = None,
-    group: _comm.Communicator | None = None,
+    group: Communicator | None = None,
 ) -> None:
     """Builds an op before its first call. Collective.
 
@@ -297,17 +300,17 @@ def prepare(
         partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
-    comm, number = _comm.chosen(group), _number(activation)
+    comm, number = chosen(group), activation_number(activation)
     if isinstance(n, (list, tuple)):
         if op != "all_gather_matmul":
             raise OperandError(f"n is a {type(n).__name__}, and {op} takes one weight: give a number")
-        columns = _lists(n, "n", len(n))
-        _check_several("n", n, number)
+        columns = lists(n, "n", len(n))
+        check_several("n", n, number)
     else:
-        _check_extents(n=n)
+        check_extents(n=n)
         columns = [n]
-    _check_extents(k=k)
-    of = (_dtype_name(dtype), transposed, bias, residual, number, eps, partials_number(partials) != 0)
+    check_extents(k=k)
+    of = (dtype_name(dtype), transposed, bias, residual, number, eps, partials_number(partials) != 0)
     _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
@@ -324,171 +327,82 @@ def _row_parallel(
     partials: Any,
     sequence_dim: int = 0,
 ) -> Any:
-    _check_extents(k=k)
+    check_extents(k=k)
     if isinstance(weight, (list, tuple)):
         raise OperandError(f"weight is a {type(weight).__name__} of {len(weight)}: all_gather_matmul alone takes several weights")
     if norm is not None:
-        _check_norm(norm, out)
-    comm, number = _comm.chosen(group), partials_number(partials)
-    backend = _backend(x)
-    dim = _sequence_dim(x, sequence_dim, out)
-    x, residual = _swapped(x, dim), _swapped(residual, dim)
-    return _swapped(backend.run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number), dim)
+        check_norm(norm, out)
+    options = {"residual": residual, "norm": norm, "partials": partials_number(partials), "second": None if norm is None else "y_norm"}
+    return _run(op, chosen(group), x, *_one(weight, bias, k), out, sequence_dim, **options)
 
 
-def _several(weights: Any, biases: Any, columns: Any, out: Any, activation: int, gathered: bool) -> tuple[list, list, list]:
-    """Several weights, a bias or ``None`` and ``n`` or ``None`` for each."""
-    count = len(weights)
-    _check_several("weight", weights, activation)
-    results = count + gathered
-    if out is not None and not (isinstance(out, tuple) and len(out) == results):
-        found = f"has {len(out)} elements" if isinstance(out, tuple) else f"is a {type(out).__name__}"
-        names = ", ".join([*(f"y{index}" for index in range(count)), *["x_full"] * gathered])
-        raise OperandError(f"out {found}: there are {results} results, so give a tuple ({names})")
-    return list(weights), _lists(biases, "bias", count), _lists(columns, "n", count)
+def _one(weight: Any, bias: Any, extent: int | None) -> tuple[list[Any], list[Any] | None, list[int] | None]:
+    """One weight as a list of weights, with what belongs to each."""
+    return [weight], None if bias is None else [bias], None if extent is None else [extent]
 
 
-def _check_several(name: str, given: Sequence[Any], activation: int) -> None:
-    found = f"{name} is a {type(given).__name__} of {len(given)}"
-    if not 2 <= len(given) <= MAX_WEIGHTS:
-        raise OperandError(f"{found}: an op takes 2 to {MAX_WEIGHTS} weights, or one that is in no list; give more in several calls")
-    if activation in GATED:
-        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give none, gelu, silu or relu")
+def _run(
+    op: str,
+    comm: Communicator,
+    x: Any,
+    weights: list[Any],
+    biases: list[Any] | None,
+    split: list[int] | None,
+    out: Any,
+    dim: int,
+    *,
+    several: bool = False,
+    residual: Any = None,
+    norm: tuple[Any, float] | None = None,
+    m: int | None = None,
+    second: str | None = None,
+    **options: Any,
+) -> Any:
+    """Makes a call by the library of ``x``, with rows in two dimensions. ``second``: the name of the result behind those of the weights."""
+    library = _library(x)
+    take, count, is_tuple = library.taking(x), len(weights), several or second is not None
+    dim = sequence_dimension(x, dim, out) if dim else 0
+    x = swapped(take("x", x), dim)
+    if residual is not None:
+        residual = swapped(take("residual", residual), dim)
+    weights = [take(named("weight", index, count), weight) for index, weight in enumerate(weights)]
+    if biases is not None:
+        biases = [take(named("bias", index, count), bias) for index, bias in enumerate(biases)]
+    if norm is not None:
+        norm = take("gain", norm[0]), float(norm[1])
+    outs = None
+    if out is not None:
+        outs = list(out) if is_tuple else [out]
+        for index, result in enumerate(outs):
+            library.check_result(named("out", index, count) if index < count else second, result)
+    lead = x.shape[:-1]
+    if len(lead) > 1:
+        leads = results_lead(op, lead, m, comm)
+        x, residual = x.reshape(prod(lead), x.shape[-1]), as_rows(residual, lead)
+    # What the shapes of results are taken from.
+    for index, operand in enumerate((x, *weights)):
+        if operand.ndim != 2:
+            name = named("weight", index - 1, count) if index else "x"
+            raise OperandError(f"{name} has {operand.ndim} dimensions, and 2 are needed")
+    results = library.run(op, comm, x, weights, biases, outs, residual=residual, norm=norm, m=m, split=split, second=second, **options)
+    if out is not None:
+        return out
+    if len(lead) > 1:
+        results = [result.reshape(*leads, result.shape[1]) for result in results]
+    if dim:
+        results = [swapped(result, dim) for result in results]
+    return tuple(results) if is_tuple else results[0]
 
 
-def _lists(of: Any, name: str, count: int) -> list:
-    """Optional values of ``count`` weights: all or none."""
-    if of is None:
-        return [None] * count
-    if not isinstance(of, (list, tuple)) or len(of) != count:
-        found = f"has {len(of)} elements" if isinstance(of, (list, tuple)) else f"is a {type(of).__name__}"
-        raise OperandError(f"{name} {found}, and there are {count} weights: give a list of {count}, or None")
-    for index, value in enumerate(of):
-        if value is None:
-            raise OperandError(f"{name}[{index}] is None: give one for each weight, or None in place of the list")
-        if name == "n":
-            _check_extents(**{f"n[{index}]": value})
-    return list(of)
+def _library(x: Any) -> Any:
+    """The module that computes with operands such as ``x``."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        from . import _torch
 
-
-def _check_extents(**extents: int | None) -> None:
-    for name, extent in extents.items():
-        if extent is None:
-            continue
-        try:
-            negative = extent < 0
-        except TypeError:
-            raise OperandError(f"{name} is a {type(extent).__name__}: give a number from 0 on") from None
-        if negative:
-            raise OperandError(f"{name} = {extent}: give a number from 0 on")
-
-
-def check_gates(name: str, n: int, world: int) -> None:
-    """Refuses gates and ups that the ranks cannot split: each has 8 of both at least."""
-    padded = 16 * max(-(-n // 16), world)
-    if n != padded:
-        raise OperandError(f"{name} = {n}: gates and ups are split over {world} ranks in groups of 16; pad them to {padded}")
-
-
-def _check_norm(norm: Any, out: Any) -> None:
-    if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
-        raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")
-    _check_pair(out, "a norm", "(y, y_norm)")
-
-
-def _check_pair(out: Any, why: str, pair: str) -> None:
-    if out is not None and not (isinstance(out, tuple) and len(out) == 2):
-        raise OperandError(f"out is a {type(out).__name__}: with {why} there are two results, so give a tuple {pair}")
-
-
-def as_rows(residual: Any, lead: Sequence[int]) -> Any:
-    """A residual as rows, for an ``x`` whose dimensions but the last are ``lead``. Each rank has its own first of them."""
-    if residual is None or len(residual.shape) != len(lead) + 1:
-        return residual
-    if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
-        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
-    return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
-
-
-def _sequence_dim(x: Any, dim: int, out: Any) -> int:
-    """The dimension that the ranks share, from 0 on."""
-    dims = len(x.shape)
-    if not -dims <= dim < dims or (dim % dims == dims - 1 and dim):
-        raise OperandError(f"sequence_dim = {dim}: x has {dims} dimensions, of which all but the last may be split over the ranks")
-    dim %= dims
-    if dim and out is not None:
-        raise OperandError(f"sequence_dim = {dim} with out=: results that the caller places have rows by the first dimension, leave one out")
-    return dim
-
-
-def _swapped(of: Any, dim: int) -> Any:
-    """The shared dimension in the first place, or back there; a view."""
-    if not dim or of is None:
-        return of
-    return tuple(_swapped(part, dim) for part in of) if isinstance(of, tuple) else of.swapaxes(0, dim)
-
-
-def results_lead(op: str, lead: Sequence[int], m: int | None, comm: _comm.Communicator) -> tuple[int, ...]:
-    """The dimensions but the last of a result, for an ``x`` whose dimensions but the last are ``lead``."""
-    if len(lead) < 2 or op == "matmul_all_reduce":
-        return tuple(lead)
-    (first, *others), world = lead, comm.world_size
-    each = prod(others)
-    if op == "all_gather_matmul":
-        if m is not None and each == 1:
-            return (m, *others)
-        if m is not None and m != world * first * each:
-            raise OperandError(f"m = {m}: x is [{', '.join(map(str, lead))}, k], and {world} ranks with as many rows have {world * first * each}: give x as [rows, k]")
-        return (world * first, *others)
-    if each > 1 and first % world:
-        padded = -(-first // world) * world
-        shape = ", ".join(map(str, lead))
-        raise OperandError(f"x is [{shape}, k_r]: its first dimension is split over {world} ranks, pad it to {padded}, or give x as [rows, k_r]")
-    return (shard_rows(comm, first), *others)
-
-
-def shard_rows(comm: _comm.Communicator, m: int) -> int:
-    """The rows of this rank, of ``m``."""
-    return m // comm.world_size + (comm.rank < m % comm.world_size)
-
-
-def _dtype_name(dtype: Any) -> str:
-    return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-
-
-def partials_number(partials: Any) -> int:
-    """The number by which ops take a type of partial sums."""
-    if partials is None:
-        return 0
-    if _dtype_name(partials) != "float32":
-        raise OperandError(f"partials = {partials!r}: give 'float32', or None for the operands' dtype")
-    return 1
-
-
-def _number(activation: str | None) -> int:
-    if activation is None:
-        return 0
-    number = ACTIVATIONS.get(activation)
-    if number is None:
-        raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
-    return number
-
-
-def columns(activation: int, n: int) -> int:
-    """Columns of a result, for ``n`` rows of the weight."""
-    return n // 2 if activation in GATED else n
-
-
-def _backend(x: Any) -> Any:
-    if isinstance(x, _Tensor):
         return _torch
     if hasattr(x, "__array_interface__"):
         from . import _numpy
 
         return _numpy
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        from . import _torch as backend
-
-        return backend
     raise OperandError(f"x is a {type(x).__name__}: give a torch.Tensor or a numpy.ndarray")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._arguments import ACTIVATIONS, GATED, check_gates, partials_number
 from ._comm import Communicator, chosen
-from ._ops import ACTIVATIONS, GATED, all_gather_matmul, check_gates, matmul_all_reduce, matmul_reduce_scatter, partials_number
+from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from ._torch import FUNCTIONS, copied_input_linear
 from .errors import OperandError
 

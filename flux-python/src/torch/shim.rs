@@ -18,6 +18,8 @@ const BUILD_VERSION: u64 = (2 << 56) | (10 << 48);
 /// A tensor of torch: owned where it is an argument of a kernel, until it is deleted.
 pub(super) type TensorHandle = *mut c_void;
 pub(super) type LibraryHandle = *mut c_void;
+/// A list of arguments, which the kernel owns.
+type ListHandle = *mut c_void;
 /// What the dispatcher hands to a kernel: arguments in their order, replaced by results.
 pub(super) type Boxed = extern "C-unwind" fn(*mut u64, u64, u64);
 type Code = i32;
@@ -64,7 +66,9 @@ shim! {
     dtype: c"aoti_torch_get_dtype", fn(TensorHandle, *mut i32) -> Code;
     device_type: c"aoti_torch_get_device_type", fn(TensorHandle, *mut i32) -> Code;
     device_index: c"aoti_torch_get_device_index", fn(TensorHandle, *mut i32) -> Code;
-    empty_strided: c"aoti_torch_empty_strided", fn(i64, *const i64, *const i64, i32, i32, i32, *mut TensorHandle) -> Code;
+    list_size: c"torch_list_size", fn(ListHandle, *mut usize) -> Code;
+    list_item: c"torch_list_get_item", fn(ListHandle, usize, *mut u64) -> Code;
+    delete_list: c"torch_delete_list", fn(ListHandle) -> Code;
     /// Throws a C++ exception, which becomes a RuntimeError.
     check: c"aoti_torch_check", fn(bool, *const c_char, *const c_char, u32, *const c_char);
     /// C++'s `operator delete`: the dispatcher makes an optional argument with `new`.
@@ -129,10 +133,6 @@ fn too_old(symbol: &CStr, error: &libloading::Error) -> Error {
             symbol.to_string_lossy()
         ),
     )
-}
-
-fn extent(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
 }
 
 fn checked(what: &str, code: Code) -> Result<(), Error> {
@@ -201,23 +201,6 @@ impl Shim {
         Ok(stream as usize)
     }
 
-    /// A dense matrix from torch's allocator.
-    pub(super) fn empty(
-        &'static self,
-        [rows, cols]: [usize; 2],
-        dtype: i32,
-        device: (i32, i32),
-    ) -> Result<Tensor, Error> {
-        let mut handle = std::ptr::null_mut();
-        let (sizes, strides) = ([rows, cols].map(extent), [extent(cols), 1]);
-        let make = self.empty_strided;
-        // SAFETY: sizes and strides of two dimensions; `handle` is a place for the result.
-        checked("allocator", unsafe {
-            make(2, sizes.as_ptr(), strides.as_ptr(), dtype, device.0, device.1, &raw mut handle)
-        })?;
-        Ok(Tensor { shim: self, handle })
-    }
-
     /// Takes an optional argument.
     ///
     /// # Safety
@@ -233,6 +216,28 @@ impl Shim {
             (self.operator_delete)(boxed.cast());
             Some(value)
         }
+    }
+
+    /// Takes the elements of a list.
+    ///
+    /// # Safety
+    /// `argument` is a list that a kernel was given, which is taken once.
+    pub(super) unsafe fn take_list(&self, argument: u64) -> Result<Vec<u64>, Error> {
+        let list = argument as ListHandle;
+        let mut size = 0;
+        // SAFETY: the dispatcher has put the list there; `size` is a place for the result.
+        checked("list", unsafe { (self.list_size)(list, &raw mut size) })?;
+        let item = |index| {
+            let mut value = 0;
+            // SAFETY: the list has an element at each index below its size; `value` is a place for
+            // the result.
+            checked("list", unsafe { (self.list_item)(list, index, &raw mut value) })?;
+            Ok(value)
+        };
+        let items = (0..size).map(item).collect();
+        // SAFETY: the list is the kernel's, and deleted once. Its elements stay.
+        checked("list", unsafe { (self.delete_list)(list) })?;
+        items
     }
 }
 
@@ -259,11 +264,6 @@ impl Tensor {
     /// `argument` is a tensor that a kernel was given, which is taken once.
     pub(super) unsafe fn take(shim: &'static Shim, argument: u64) -> Self {
         Self { shim, handle: argument as TensorHandle }
-    }
-
-    /// Gives the tensor to the dispatcher, as a result.
-    pub(super) fn into_result(self) -> u64 {
-        std::mem::ManuallyDrop::new(self).handle as u64
     }
 
     pub(super) fn meta(&self) -> Result<Meta, Error> {

@@ -247,7 +247,7 @@ class FluxAllReduce(Flux):
     def column(self, x, weight):
         if not torch.is_grad_enabled():
             return F.linear(x, weight)
-        return CopiedInputLinear.apply(x, weight, None, weight.shape[0] * self.ranks.world, self.ranks.comm.id)
+        return CopiedInputLinear.apply(x, weight, None, weight.shape[0] * self.ranks.world, self.ranks.comm)
 
 
 class FluxSharded(Flux):

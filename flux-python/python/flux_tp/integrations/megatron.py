@@ -24,8 +24,8 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor
 
-from .. import _comm
 from .._comm import Communicator
+from .._init import init
 from .._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from ..errors import FluxError, OperandError
 
@@ -45,7 +45,7 @@ def connect(group: Any = None, *, keep_gathered: bool = False, **options: Any) -
     """
     if group is None:
         group = parallel_state.get_tensor_model_parallel_group()
-    comm = _comm.init(group, **options)
+    comm = init(group, **options)
     _connections[group.group_name] = (comm, keep_gathered)
     return comm
 

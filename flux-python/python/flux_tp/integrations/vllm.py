@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _comm, _ops
 from .._comm import Communicator
+from .._init import init
+from .._ops import prepare
 from ..errors import FluxError
 
 __all__ = ["RowParallel", "register"]
@@ -66,9 +67,8 @@ class RowParallel:
     Parameters, weight loaders and everything else are vLLM's.
     """
 
-    # Number of the communicator; None: the layer is vLLM's own.
-    flux_comm: int | None = None
-    flux_max_m: int = 0
+    # None: the layer is vLLM's own.
+    flux_comm: Communicator | None = None
     flux_rows: frozenset[int] = frozenset()
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -83,16 +83,19 @@ class RowParallel:
         if comm is None or comm.world_size != self.tp_size:
             return
         self.flux_rows = _prepare(self, comm, captured(config))
-        self.flux_max_m, self.flux_comm = comm.max_m, comm.id
+        self.flux_comm = comm
 
     def forward(self, input_: Tensor) -> Any:
         # A compiled model has the scheduler's numbers of rows alone, and must not ask for them.
         if self.flux_comm is None or not self.reduce_results or not (torch.compiler.is_compiling() or self._takes(input_)):
             return super().forward(input_)
+        # Not in processes of vLLM that fuse nothing: it registers ops with torch.
+        from .._kernels import call
+
         x = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1])
         # On every rank, where vLLM has it on the first: the op adds it once.
         bias = None if self.skip_bias_add else self.bias
-        y = torch.ops.flux_tp.matmul_all_reduce.default(x, self.weight, bias, None, -1, 0, self.flux_comm)
+        y = call("matmul_all_reduce", self.flux_comm, x, [self.weight], None if bias is None else [bias])[0]
         if input_.dim() != 2:
             y = y.reshape(*input_.shape[:-1], y.shape[-1])
         if not self.return_bias:
@@ -102,7 +105,7 @@ class RowParallel:
     def _takes(self, x: Tensor) -> bool:
         """Whether a call outside of torch.compile is one of flux_tp. A vision tower may have more rows, or graphs of its own."""
         m = x.numel() // x.shape[-1]
-        if m > self.flux_max_m or x.stride(-1) != 1:
+        if m > self.flux_comm.max_m or x.stride(-1) != 1:
             return False
         return m in self.flux_rows or not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -159,7 +162,7 @@ def _connect(group: Any, config: Any) -> Communicator | None:
     if reason is None:
         # vLLM makes its layers with the GPU as torch's default device. This group is the CPU's.
         with torch.device("cpu"):
-            comm = _comm.init(
+            comm = init(
                 group,
                 max_m=config.scheduler_config.max_num_batched_tokens,
                 timeout=_TIMEOUT,
@@ -181,7 +184,7 @@ def _prepare(layer: Any, comm: Communicator, rows: list[int]) -> frozenset[int]:
     bias = layer.bias is not None and not layer.skip_bias_add
     of = (comm.id, layer.output_size, layer.input_size, layer.params_dtype, bias, tuple(rows))
     if of not in _prepared:
-        _ops.prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, dtype=layer.params_dtype, bias=bias, group=comm)
+        prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, dtype=layer.params_dtype, bias=bias, group=comm)
         _prepared.add(of)
     return frozenset(rows)
 
