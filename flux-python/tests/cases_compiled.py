@@ -7,7 +7,7 @@ import torch
 
 import flux_tp
 from cases_numpy import gathered, gathered_by_several, row_parallel, scattered
-from cases_torch import BF16, F16, tensors
+from cases_torch import BF16, F16, init_distributed, tensors
 from oracle import operand, rows
 
 
@@ -104,3 +104,35 @@ def compiled_with_unequal_parts(comm):
         expected = mlp(x, up, down)
         found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
     assert torch.equal(found, expected)
+
+
+def training_compiles(comm):
+    """Every op with a gradient, in one graph: results and gradients are those without torch.compile."""
+    init_distributed()
+    world, inner = comm.world_size, 16 * comm.world_size + 8
+    for keep, parallel in ((False, True), (True, True), (False, False)):
+        up = flux_tp.ColumnParallelLinear(32, inner, activation="gelu", keep_gathered=keep, sequence_parallel=parallel)
+        down = flux_tp.RowParallelLinear(inner, 24, sequence_parallel=parallel)
+        mlp = torch.nn.Sequential(up, down)
+        x = tensors(BF16, operand(1 + comm.rank * parallel, 8, 32))[0]
+        check(mlp, torch.compile(mlp, fullgraph=True, backend="aot_eager"), list(mlp.parameters()), x)
+    w = [tensors(BF16, operand(10 + index, n, 32))[0].requires_grad_() for index, n in enumerate((16, 8))]
+    columns = [16 * world, 8 * world]
+
+    def attention(x):
+        q, k = flux_tp.all_gather_matmul(x, w, n=columns)
+        return flux_tp.matmul_reduce_scatter(q * k.repeat(1, 2), w[0].t().contiguous(), residual=x)
+
+    check(attention, torch.compile(attention, fullgraph=True, backend="aot_eager"), w, x)
+
+
+def check(plain, compiled, leaves, x):
+    found = []
+    for call in (plain, compiled):
+        own = x.clone().requires_grad_()
+        y = call(own)
+        y.float().square().sum().backward()
+        found.append([y, own.grad, *(leaf.grad for leaf in leaves)])
+        for leaf in leaves:
+            leaf.grad = None
+    assert all(map(torch.equal, *found))

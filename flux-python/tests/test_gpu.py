@@ -36,6 +36,7 @@ CASES = [
     "compiled",
     "several_weights_compile",
     "compiled_with_unequal_parts",
+    "training_compiles",
     "gates_compile",
     "gradients_with_frozen_weights",
     "a_communicator_lives_until_the_backward_pass",

@@ -54,6 +54,7 @@ CASES = [
     "batch_first_operands",
     "groups_of_another_kind",
     "compiled_with_unequal_parts",
+    "training_compiles",
     "groups_inside_a_larger_job",
 ]
 

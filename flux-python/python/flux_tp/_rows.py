@@ -16,6 +16,10 @@ from .errors import FluxError
 __all__ = ["Rows"]
 
 
+# As torch.compile takes them: a result is valid once it is waited for.
+_collectives = torch.ops._c10d_functional
+
+
 class Rows:
     """Collectives of torch.distributed on ``m`` rows of all ranks, which may have one row more or less.
 
@@ -24,7 +28,7 @@ class Rows:
 
     def __init__(self, m: int, comm: Communicator) -> None:
         self._m, self._world, self._rank = m, comm.world_size, comm.rank
-        self._group = _process_group(comm) if comm.world_size > 1 else None
+        self._group = _process_group(comm).group_name if comm.world_size > 1 else None
         self._most = -(-m // self._world)
         self._counts = [m // self._world + (rank < m % self._world) for rank in range(self._world)]
 
@@ -32,11 +36,10 @@ class Rows:
         """All rows, of each rank's own."""
         if self._world == 1:
             return lambda: x
-        gathered = x.new_empty(self._most * self._world, x.shape[1])
-        work = dist.all_gather_into_tensor(gathered, self._padded(x.contiguous()), group=self._group, async_op=True)
+        begun = _collectives.all_gather_into_tensor(self._padded(x.contiguous()), self._world, self._group)
 
         def finish() -> Tensor:
-            work.wait()
+            gathered = _collectives.wait_tensor(begun)
             if self._m == gathered.shape[0]:
                 return gathered
             return torch.cat([part[:count] for part, count in zip(gathered.split(self._most), self._counts)])
@@ -49,14 +52,8 @@ class Rows:
             return lambda: x
         if self._m % self._world:
             x = torch.cat([self._padded(part) for part in x.split(self._counts)])
-        own = x.new_empty(self._most, x.shape[1])
-        work = dist.reduce_scatter_tensor(own, x, group=self._group, async_op=True)
-
-        def finish() -> Tensor:
-            work.wait()
-            return own[: self._counts[self._rank]]
-
-        return finish
+        begun = _collectives.reduce_scatter_tensor(x.contiguous(), "sum", self._world, self._group)
+        return lambda: _collectives.wait_tensor(begun)[: self._counts[self._rank]]
 
     def _padded(self, part: Tensor) -> Tensor:
         # The collectives take equal parts.
