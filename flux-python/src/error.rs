@@ -65,23 +65,26 @@ impl From<Error> for PyErr {
     }
 }
 
-/// An error whose message needs Python's names of the ops alone.
-macro_rules! with_names_of_ops {
+/// An error whose message needs Python's words alone.
+macro_rules! in_words_of_python {
     ($($error:ty),*) => {
         $(impl From<$error> for Error {
             fn from(error: $error) -> Self {
                 let error = binding::Error::from(error);
-                Self(binding::Error { message: named_ops(&error.message), ..error })
+                Self(binding::Error { message: in_python(&error.message), ..error })
             }
         })*
     };
 }
 
-with_names_of_ops!(binding::Error, ConnectError, TransportError, WorldError, &Failure);
+in_words_of_python!(binding::Error, ConnectError, TransportError, WorldError, &Failure);
 
 impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
         let in_python = match error {
+            BuildError::Epsilon { value } => binding::Error::operand(format!(
+                "eps = {value} of norm: give a finite number, 0 or above"
+            )),
             BuildError::GatedWeights { .. } => binding::Error::operand(
                 "weights of gates and ups are read as [n, k], and weight is a transposed view: \
                  give weight as a contiguous [n, k]",
@@ -150,6 +153,22 @@ fn named(operand: &'static str, weights: usize) -> &'static str {
         Some(names(index, weights)[which])
     });
     of_weight.unwrap_or(operand)
+}
+
+/// What other faces call by names that Python has not.
+const PHRASES: [(&str, &str); 4] = [
+    ("; rebuild it", "; call flux_tp.init and make modules anew on every rank, or restart the job"),
+    (", rebuild it on every rank", ": call flux_tp.init and make modules anew on every rank"),
+    ("build ops with a smaller max_m", "call flux_tp.init with a smaller max_m"),
+    ("deadline = ", "timeout = "),
+];
+
+/// A message in Python's words.
+fn in_python(message: &str) -> String {
+    let message = PHRASES
+        .iter()
+        .fold(message.to_owned(), |message, (theirs, ours)| message.replace(theirs, ours));
+    named_ops(&message)
 }
 
 /// A message with Python's names of the ops. A longer name, as a kernel's, stays.

@@ -297,7 +297,7 @@ def residual_and_norm_that_do_not_fit(comm):
     raises(bad, lambda: op(x, w, norm=(gain[None], 1e-3)), "gain has 2 dimensions")
     raises(bad, lambda: op(x, w, norm=(gain[:8], 1e-3)), "gain is [1, 8]", "[1, 24]")
     raises(bad, lambda: op(x, w, norm=gain), "norm is a ndarray", "(gain, eps)")
-    raises(bad, lambda: op(x, w, norm=(gain, -1.0)), "rms_norm(-1)")
+    raises(bad, lambda: op(x, w, norm=(gain, -1.0)), "eps = -1 of norm", "0 or above")
     raises(bad, lambda: op(x, w, norm=(gain, 1e-3), out=residual), "out is a ndarray", "(y, y_norm)")
     wide = np.zeros((9, 24), F16)
     raises(bad, lambda: op(x, w, b, wide[1:], out=wide[:-1]), "overlaps residual")
@@ -374,6 +374,7 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     raises(ValueError, lambda: flux_tp.init(max_m=0), "max_m = 0")
     raises(bad, lambda: flux_tp.init(transport="carrier"), "carrier")
     raises(bad, lambda: flux_tp.init(timeout=-1), "timeout = -1")
+    raises(flux_tp.ConnectError, lambda: flux_tp.init(transport="host", timeout=0), "timeout = 0")
     raises(bad, lambda: flux_tp.prepare("matmul", 8, 8), "matmul is no op", "all_gather_matmul")
     close(call(x, w, b), y, "float16")
     flux_tp.check()
@@ -535,6 +536,9 @@ def rank_1_is_killed(comm):
     error = raises(flux_tp.PeerLostError, lambda: all_gather(comm), "rank 1")
     assert (error.rank, error.ranks) == (1, (1,))
     raises(flux_tp.PeerLostError, flux_tp.check, "rank 1")
+    # Python has nothing that rebuilds.
+    again = raises(flux_tp.PeerLostError, lambda: all_gather(comm), "rank 1", "call flux_tp.init and make modules anew", "restart the job")
+    assert "rebuild" not in str(again)
     within(60, began)
 
 

@@ -181,7 +181,7 @@ def residual_and_norm_that_do_not_fit(comm):
     raises(bad, lambda: op(x, w, b, operands[3]), "residual is a ndarray")
     raises(bad, lambda: op(x, w, norm=(gain[:8], 1e-3)), "gain is [1, 8]", "[1, 24]")
     raises(bad, lambda: op(x, w, norm=(gain.to("meta"), 1e-3)), "gain is on meta", "move it")
-    raises(bad, lambda: op(x, w, norm=(gain, float("inf"))), "rms_norm(inf)")
+    raises(bad, lambda: op(x, w, norm=(gain, float("inf"))), "eps = inf of norm")
     raises(bad, lambda: op(x, w, norm=gain), "norm is a Tensor", "(gain, eps)")
     raises(bad, lambda: op(x, w, norm=(gain, 1e-3), out=residual), "out is a Tensor", "(y, y_norm)")
     raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(torch.empty_like(residual), residual)), "overlaps residual")
