@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -346,6 +347,27 @@ def unequal_parts(comm):
     raises(bad, lambda: comm.features(12), "12 features", "groups of 8", f"pad them to {max(16, 8 * world)}")
     raises(bad, lambda: comm.features(8 * world - 8), f"pad them to {8 * world}")
     raises(bad, lambda: comm.features(64, world), f"rank = {world}")
+
+
+def heads_of_ranks(comm):
+    """Every rank has equal numbers of heads, and the KV heads that its query heads read; those of the model where that works."""
+    for world in (1, 2, 3, 4, 6, 8):
+        member = SimpleNamespace(rank=0, world_size=world, _rank_or_own=lambda rank: rank)
+        of = lambda count, kv=None: [flux_tp.Communicator.heads(member, count, kv, rank) for rank in range(world)]
+        for own in (1, 2, 3, 4, 8):
+            count = own * world
+            assert [heads[:2] for heads in of(count)] == [(slice(own * rank, own * (rank + 1)),) * 2 for rank in range(world)]
+            for kv in (kv for kv in range(1, count + 1) if count % kv == 0):
+                parts = of(count, kv)
+                sizes = {heads.kv.stop - heads.kv.start for heads in parts}
+                assert len(sizes) == 1 and (kv % world or sizes == {kv // world}) and (world % kv or sizes == {1}), (world, count, kv)
+                for rank, (query, keys, total, reads) in enumerate(parts):
+                    assert query == slice(own * rank, own * (rank + 1)) and 0 <= keys.start < keys.stop <= total == kv
+                    assert [keys.start + head for head in reads] == [head * kv // count for head in range(count)[query]]
+                    assert max(reads) < keys.stop - keys.start
+    raises(flux_tp.OperandError, lambda: comm.heads(8 * comm.world_size, 5), "kv = 5", "key and value heads of the model")
+    raises(flux_tp.OperandError, lambda: comm.heads(0), "0 heads", f"pad them to {comm.world_size}")
+    raises(flux_tp.OperandError, lambda: comm.heads(comm.world_size, rank=comm.world_size), f"rank = {comm.world_size}")
 
 
 def more_dimensions(comm):

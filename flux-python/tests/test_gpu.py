@@ -4,7 +4,7 @@ import pytest
 
 from ranks import Ranks
 
-MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_gpu"
+MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_training cases_gpu"
 torch = pytest.importorskip("torch", reason="torch is not installed")
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"two GPUs are needed, and there are {GPUS}")
@@ -50,6 +50,9 @@ CASES = [
     "modules",
     "modules_without_sequence_parallelism",
     "modules_of_unequal_parts",
+    "attention_with_shared_heads",
+    "gradients_of_own_rows_are_summed",
+    "wrappers_of_torch",
     "groups_inside_a_larger_job",
     "a_thousand_steps_without_growth",
 ]

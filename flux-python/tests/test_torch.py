@@ -9,7 +9,7 @@ from ranks import Ranks
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_autograd"
+MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_autograd cases_training"
 # In this order: one of them asks for torch.distributed before another starts it.
 CASES = [
     "all_gather",
@@ -55,6 +55,9 @@ CASES = [
     "groups_of_another_kind",
     "compiled_with_unequal_parts",
     "training_compiles",
+    "attention_with_shared_heads",
+    "gradients_of_own_rows_are_summed",
+    "wrappers_of_torch",
     "groups_inside_a_larger_job",
 ]
 

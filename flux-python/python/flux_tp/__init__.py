@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if (_probe := Path(__file__).parent / "flux-probe").exists():
     os.environ.setdefault("FLUX_PROBE", str(_probe))
 
-from ._comm import Communicator, check, default
+from ._comm import Communicator, Heads, check, default
 from ._init import init
 from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, prepare
 from .errors import (
@@ -38,6 +38,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from ._rows import sum_gradients
     from .nn import ColumnParallelLinear, RowParallelLinear
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "ConnectError",
     "DisagreedError",
     "FluxError",
+    "Heads",
     "OperandError",
     "PeerLeftError",
     "PeerLostError",
@@ -60,6 +62,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "prepare",
+    "sum_gradients",
 ]
 
 try:
@@ -73,7 +76,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # The modules need torch, which is imported on their first use.
+    # These need torch, which is imported on their first use.
+    if name == "sum_gradients":
+        from ._rows import sum_gradients
+
+        return sum_gradients
     if name in ("ColumnParallelLinear", "RowParallelLinear"):
         from . import nn
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _native
 from .errors import FluxError, OperandError
@@ -16,11 +16,24 @@ from .errors import FluxError, OperandError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "adopt", "check", "chosen", "default"]
+__all__ = ["Communicator", "Heads", "adopt", "check", "chosen", "default"]
 
 _default: Communicator | None = None
 _closes_at_exit: int | None = None
 """The process that leaves its communicators when it ends."""
+
+
+class Heads(NamedTuple):
+    """A rank's attention heads; :meth:`Communicator.heads` makes them."""
+
+    query: slice
+    """Of the query heads of all ranks."""
+    kv: slice
+    """Of the key and value heads of all ranks. Ranks may share some."""
+    kv_count: int
+    """Key and value heads of all ranks."""
+    reads: list[int]
+    """For each of this rank's query heads which of its KV heads it reads."""
 
 
 class Communicator:
@@ -68,9 +81,7 @@ class Communicator:
         They are split in groups of 8, of which the first ranks may have one more. The weight of ``rank`` is
         ``full[comm.features(n)]``, or ``full[:, comm.features(k)]``. ``None``: of this rank.
         """
-        rank = self.rank if rank is None else rank
-        if not 0 <= rank < self.world_size:
-            raise OperandError(f"rank = {rank}: there are {self.world_size} ranks")
+        rank = _rank_of(self, rank)
         groups, rest = divmod(count, 8)
         if rest or groups < self.world_size:
             padded = 8 * max(-(-count // 8), self.world_size)
@@ -78,6 +89,26 @@ class Communicator:
         each, more = divmod(groups, self.world_size)
         first = rank * each + min(rank, more)
         return slice(8 * first, 8 * (first + each + (rank < more)))
+
+    def heads(self, count: int, kv: int | None = None, rank: int | None = None) -> Heads:
+        """The attention heads of a rank, of ``count`` query heads that ``kv`` key and value heads serve in equal groups.
+
+        Each rank has as many query heads, and the KV heads that these read: ``kv / W`` of them, or where there are fewer than
+        ranks a copy of one. Where neither divides the other, ranks that share a group have its KV head each, and all ranks have
+        as many as the rank with the most. ``kv=None``: each query head has its own. ``rank=None``: of this rank.
+        """
+        rank, kv = _rank_of(self, rank), count if kv is None else kv
+        if count < 1 or count % self.world_size:
+            padded = self.world_size * max(1, -(-count // self.world_size))
+            raise OperandError(f"{count} heads: {self.world_size} ranks take equal numbers of query heads, pad them to {padded}")
+        if kv < 1 or count % kv:
+            raise OperandError(f"kv = {kv}: {count} query heads are no multiple of it, give the number of key and value heads of the model")
+        own, group = count // self.world_size, count // kv
+        firsts = [peer * own // group for peer in range(self.world_size)]
+        most = max(((peer + 1) * own - 1) // group + 1 - first for peer, first in enumerate(firsts))
+        first = min(firsts[rank], kv - most)
+        query = slice(rank * own, (rank + 1) * own)
+        return Heads(query, slice(first, first + most), kv, [head // group - first for head in range(query.start, query.stop)])
 
     def close(self) -> None:
         """Leaves the group, when the calls in progress have ended. Peers' later calls raise PeerLeftError."""
@@ -115,6 +146,14 @@ class Communicator:
     def __repr__(self) -> str:
         place = "cpu" if self.device is None else f"cuda:{self.device}"
         return f"<flux_tp.Communicator rank {self.rank} of {self.world_size} over {self.transport} on {place}>"
+
+
+def _rank_of(comm: Communicator, rank: int | None) -> int:
+    """A rank that the caller names, or the own one."""
+    rank = comm.rank if rank is None else rank
+    if not 0 <= rank < comm.world_size:
+        raise OperandError(f"rank = {rank}: there are {comm.world_size} ranks")
+    return rank
 
 
 def adopt(comm: Communicator) -> None:

@@ -1,8 +1,8 @@
-"""Rows of ranks that torch.distributed moves, for gradients."""
+"""What torch.distributed moves between ranks, for gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._comm import Communicator
-from .errors import FluxError
+from ._comm import Communicator, Heads, chosen
+from .errors import FluxError, OperandError
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "sum_gradients"]
 
 
 # As torch.compile takes them: a result is valid once it is waited for.
@@ -70,3 +70,36 @@ def _process_group(comm: Communicator) -> Any:
         "gradients of weights move rows by torch.distributed, which does not know these ranks: call "
         "torch.distributed.init_process_group before the first step, or flux_tp.init with a ProcessGroup"
     )
+
+
+@torch.no_grad()
+def sum_gradients(parameters: Iterable[Tensor], group: Communicator | None = None, *, heads: Heads | None = None) -> None:
+    """Sums gradients over the ranks, by torch.distributed; collective. Call it between the backward pass and the optimizer.
+
+    For parameters that are the same on every rank and see only a rank's rows or heads, such as the gains of norms between
+    sequence-parallel layers: each rank's gradient is that of its own rows. Weights of this package's layers and ops, and
+    the bias of row-parallel ones, have whole gradients.
+
+    Args:
+        parameters: the same on every rank, in the same order. One without a gradient counts as zeros.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+        heads: those of :meth:`flux_tp.Communicator.heads`, where the first dimension of the parameters are the rank's KV
+            heads: ranks that have the same head get the sum for it.
+    """
+    comm = chosen(group)
+    if comm.world_size == 1:
+        return
+    for parameter in parameters:
+        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+        whole = own if heads is None else _among_all_heads(own, heads)
+        dist.all_reduce(whole, group=_process_group(comm))
+        parameter.grad = own if heads is None else whole[heads.kv].reshape(own.shape)
+
+
+def _among_all_heads(own: Tensor, heads: Heads) -> Tensor:
+    count = heads.kv.stop - heads.kv.start
+    if not own.dim() or own.shape[0] % count:
+        raise OperandError(f"a parameter is {list(own.shape)}: its first dimension is no multiple of the {count} KV heads of this rank")
+    whole = own.new_zeros(heads.kv_count, own.numel() // count)
+    whole[heads.kv] = own.reshape(count, -1)
+    return whole
