@@ -174,7 +174,9 @@ mod _native {
         match name {
             "bfloat16" => Ok(DType::Bf16),
             "float16" => Ok(DType::F16),
-            _ => Err(Error::operand(format!("dtype {name}: bfloat16 and float16 are supported"))),
+            _ => Err(Error::operand(format!(
+                "dtype {name} is neither bfloat16 nor float16: convert it"
+            ))),
         }
     }
 

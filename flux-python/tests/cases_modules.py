@@ -34,7 +34,7 @@ def modules(comm):
     torch.nn.Sequential(up).load_state_dict({f"0.{name}": value for name, value in {**other, "_extra_state": None}.items()}, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
     gated = lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 1, activation="swiglu")
-    raises(flux_tp.OperandError, gated, "out_features", f"pad them to {16 * comm.world_size + 16}")
+    raises(flux_tp.OperandError, gated, "out_features", f"pad each with zeros to {8 * comm.world_size + 8}")
     raises(flux_tp.OperandError, lambda: flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="bfloat16"), "give 'float32'")
     m = comm.world_size * 4
     own = rows(comm.world_size, comm.rank, m)

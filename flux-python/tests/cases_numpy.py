@@ -352,7 +352,7 @@ def unequal_parts(comm):
 def heads_of_ranks(comm):
     """Every rank has equal numbers of heads, and the KV heads that its query heads read; those of the model where that works."""
     for world in (1, 2, 3, 4, 6, 8):
-        member = SimpleNamespace(rank=0, world_size=world, _rank_or_own=lambda rank: rank)
+        member = SimpleNamespace(world_size=world)
         of = lambda count, kv=None: [flux_tp.Communicator.heads(member, count, kv, rank) for rank in range(world)]
         for own in (1, 2, 3, 4, 8):
             count = own * world
@@ -380,7 +380,7 @@ def more_dimensions(comm):
 def bad_operands_name_what_to_do_and_harm_nothing(comm):
     x, w, b, y = gathered(comm, comm.world_size * 8, 16, 32, bias=True)
     bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
-    raises(bad, lambda: call(x.astype(np.float32), w), "x: dtype float32", "bfloat16 and float16")
+    raises(bad, lambda: call(x.astype(np.float32), w), "x: dtype float32", "neither bfloat16 nor float16: convert it")
     raises(bad, lambda: call(x, w.astype(np.float32)), "weight: dtype float32")
     raises(bad, lambda: call(x, np.repeat(w, 2, axis=1)[:, ::2]), "weight", "contiguous")
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
@@ -392,6 +392,7 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     raises(bad, lambda: call(x.tolist(), w), "list", "numpy.ndarray")
     raises(bad, lambda: call(x, w.tolist()), "weight is a list")
     raises(bad, lambda: call(x, w, out=np.empty((3, 16), F16)), "[3, 16]")
+    raises(bad, lambda: call(x, w, out=np.broadcast_to(F16(0), y.shape)), "out is not writeable", "numpy.empty")
     raises(bad, lambda: call(np.zeros((8193, 32), F16), w), str(8193 * comm.world_size), "8192")
     raises(ValueError, lambda: flux_tp.init(max_m=0), "max_m = 0")
     raises(bad, lambda: flux_tp.init(transport="carrier"), "carrier")

@@ -87,7 +87,7 @@ def check_gates(name: str, n: int, world: int) -> None:
     """Refuses gates and ups that the ranks cannot split: each has 8 of both at least."""
     padded = 16 * max(-(-n // 16), world)
     if n != padded:
-        raise OperandError(f"{name} = {n}: gates and ups are split over {world} ranks in groups of 16; pad them to {padded}")
+        raise OperandError(f"{name} = {n}: gates and ups are split over {world} ranks in groups of 8 of both; pad each with zeros to {padded // 2}")
 
 
 def check_norm(norm: Any, out: Any) -> None:

@@ -13,14 +13,19 @@ from ._comm import Communicator
 from .errors import OperandError
 
 
-def taking(x: Any) -> Callable[[str, Any], np.ndarray]:
+def taking(x: Any, comm: Communicator) -> Callable[[str, Any], np.ndarray]:
     """Takes the operands of a call by their names, checked."""
+    if comm.device is not None:
+        raise OperandError(
+            f"x is in host memory, but this rank's communicator works on CUDA device {comm.device}: give torch tensors of that "
+            "device, or a communicator with transport='host'"
+        )
     return _checked
 
 
 def check_result(name: str, array: Any) -> None:
     if not _checked(name, array).flags.writeable:
-        raise OperandError(f"{name} is not writeable")
+        raise OperandError(f"{name} is not writeable: give an array that is, as numpy.empty makes")
 
 
 def _checked(name: str, array: Any) -> np.ndarray:
@@ -47,11 +52,6 @@ def run(
     keep: bool = False,
 ) -> list[np.ndarray]:
     """Makes a call: its results in the order of ``out``. ``keep`` is for gradients, which arrays have not."""
-    if comm.device is not None:
-        raise OperandError(
-            f"x is in host memory, but this rank's communicator works on CUDA device {comm.device}: give torch tensors of that "
-            "device, or a communicator with transport='host'"
-        )
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [np.empty(shape, x.dtype) for shape in shapes] if out is None else out
     count, (gain, eps) = len(weights), norm or (None, None)

@@ -360,7 +360,7 @@ def _run(
 ) -> Any:
     """Makes a call by the library of ``x``, with rows in two dimensions. ``second``: the name of the result behind those of the weights."""
     library = _library(x)
-    take, count, is_tuple = library.taking(x), len(weights), several or second is not None
+    take, count, is_tuple = library.taking(x, comm), len(weights), several or second is not None
     dim = sequence_dimension(x, dim, out) if dim else 0
     x = swapped(take("x", x), dim)
     if residual is not None:

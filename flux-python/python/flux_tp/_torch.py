@@ -44,7 +44,7 @@ FUNCTIONS |= {ACTIVATIONS[name]: _Gated(_PLAIN[of], False) for name, of in _GATE
 FUNCTIONS |= {ACTIVATIONS[f"{name}_interleaved"]: _Gated(_PLAIN[of], True) for name, of in _GATED.items()}
 
 
-def taking(x: Tensor) -> Callable[[str, Any], Tensor]:
+def taking(x: Tensor, comm: Communicator) -> Callable[[str, Any], Tensor]:
     """Takes the operands of a call with this ``x`` by their names: checked, and as autocast has them."""
     device = "cuda" if x.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
@@ -65,8 +65,9 @@ check_result = _tensor
 
 
 def _untransformed(name: str, tensor: Any) -> Tensor:
+    _tensor(name, tensor)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if not torch.compiler.is_compiling() and (wrapped(_tensor(name, tensor)) or forward_ad.unpack_dual(tensor).tangent is not None):
+    if not torch.compiler.is_compiling() and (wrapped(tensor) or forward_ad.unpack_dual(tensor).tangent is not None):
         raise OperandError(
             f"{name} is a tensor of torch.func or of forward-mode AD, and flux_tp's ops have neither: "
             "call them outside, or differentiate by torch.autograd's backward pass"
@@ -85,7 +86,7 @@ _CAST = (torch.float32, torch.bfloat16, torch.float16)
 def copied_input_linear(x: Any, weight: Tensor, bias: Tensor | None, n: int, comm: Communicator) -> Tensor:
     """A column-parallel linear of an ``x`` that every rank has whole. ``n``: columns of all ranks together."""
     check_result("x", x)
-    take, given = taking(x), {"x": x, "weight": weight, "bias": bias}
+    take, given = taking(x, comm), {"x": x, "weight": weight, "bias": bias}
     operands = {name: take(name, tensor) for name, tensor in given.items() if tensor is not None}
     dtype = operands["x"].dtype
     for name, tensor in operands.items():
