@@ -17,9 +17,9 @@
 
 namespace flux {
 
-// By one thread, for all others and for bulk loads.
+// Makes the barriers, for all other threads and for bulk loads. By one thread.
 template <class C>
-__device__ __forceinline__ void init_barriers(const Shared<C>& smem) {
+__device__ __forceinline__ void set_up(const Params& p, const Shared<C>& smem) {
     for (u32 s = 0; s < C::kStages; ++s) {
         ptx::mbarrier_init(smem.full(s), 1);
         ptx::mbarrier_init(smem.empty(s), C::kConsumers);
@@ -38,6 +38,9 @@ __device__ __forceinline__ void init_barriers(const Shared<C>& smem) {
     ptx::store_release_cta_shared(smem.arrived(), 0);
     ptx::store_release_cta_shared(smem.opened(), 0);
     ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(&p.a_caller);
+    ptx::prefetch_tensor_map(&p.b);
+    ptx::prefetch_tensor_map(&p.y);
 }
 
 template <class C>
@@ -51,16 +54,17 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     // Until `await_launch_ahead` the launch ahead may still run. Items are read before it: their copy
     // is no launch, so what is behind it on the stream begins when it is done.
     WorkItem first{};
-    if (warp == 0) {
-        if (walk.first < walk.count) first = load_item(p, walk.first);
-        if (threadIdx.x == 0) init_barriers(smem);
-        __syncwarp();
-        if (p.constant_weights != 0 && ptx::elect_one()) Producer<C>{p, smem, 0}.load_first_weights(first);
-        __syncwarp();
-    } else if (threadIdx.x == 32) {
-        ptx::prefetch_tensor_map(&p.a_caller);
-        ptx::prefetch_tensor_map(&p.b);
-        ptx::prefetch_tensor_map(&p.y);
+    if constexpr (C::kLoadsAhead) {
+        if (warp == 0) {
+            if (walk.first < walk.count) first = load_item(p, walk.first);
+            if (threadIdx.x == 0) set_up(p, smem);
+            __syncwarp();
+            if (p.constant_weights != 0 && ptx::elect_one()) Producer<C>{p, smem, 0}.load_first_weights(first);
+            __syncwarp();
+        }
+    } else {
+        if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
+        if (threadIdx.x == 0) set_up(p, smem);
     }
     ptx::await_launch_ahead();
     ptx::let_next_launch_begin();

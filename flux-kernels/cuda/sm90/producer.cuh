@@ -43,12 +43,14 @@ struct Producer {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
                 if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
             }
-            if (p.constant_weights != 0 && number == 0) {
-                // Their weights are on their way.
-                const u32 ahead = steps_ahead(item);
-                load_rows(item, ring, number, step, ahead);
-                step += ahead;
-                ring = {ahead % C::kStages, ahead / C::kStages};
+            if constexpr (C::kLoadsAhead) {
+                if (p.constant_weights != 0 && number == 0) {
+                    // Their weights are on their way.
+                    const u32 ahead = steps_ahead(item);
+                    load_rows(item, ring, number, step, ahead);
+                    step += ahead;
+                    ring = {ahead % C::kStages, ahead / C::kStages};
+                }
             }
             if constexpr (!C::kReduceScatter) {
                 // Rows that nobody sends need no poller.

@@ -5,6 +5,7 @@
 
 use super::constants::constants;
 use super::{Variant, WARPGROUP};
+use crate::weights::WeightLayout;
 use flux_core::layout::split_k_slot_bytes;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::tile::{BARRIER_BYTES, CONSUMERS, ROW_GAP, STEP_BYTES, Staging, hopper_barriers};
@@ -50,6 +51,9 @@ constants! {
         accumulators: u32,
         /// Words of a residual that a thread loads at once, as registers allow.
         residual_loads: u32,
+        /// Whether constant weights are loaded while the launch ahead ends. With weights `[k, n]`
+        /// or fp32 partial sums no register is left for it.
+        loads_ahead: bool,
         /// Whether partial tiles are sent to slots and added from there.
         sends_partials: bool,
         /// Vectors of a thread's part of a slot.
@@ -196,6 +200,7 @@ impl Variant {
             wgmma_n,
             accumulators: wgmma_n / 2,
             residual_loads: if sums > 256 { 4 } else { 16 },
+            loads_ahead: self.weights == WeightLayout::Nk && widening == 1,
             sends_partials: reduces && can_send,
             vectors,
             producer_registers: PRODUCER_REGISTERS,
