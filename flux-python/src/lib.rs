@@ -276,6 +276,7 @@ mod _native {
                 residual: optional("residual", residual)?,
                 norm,
                 partials: partials(f32_partials),
+                constant_weights: false,
                 gathered: optional("x_full", gathered)?,
                 stream: Stream::Host,
             };

@@ -146,6 +146,8 @@ pub(crate) struct Call<'s> {
     pub(crate) residual: Option<RawTensor>,
     pub(crate) norm: Option<Norm>,
     pub(crate) partials: Partials,
+    /// Whether the weights are there before the work ahead on the stream begins.
+    pub(crate) constant_weights: bool,
     /// Where all rows of `x` go.
     pub(crate) gathered: Option<RawTensor>,
     pub(crate) stream: Stream<'s>,
@@ -202,7 +204,7 @@ impl Ops {
             residual: call.residual,
             norm: call.norm.map(norm),
             gathered: call.gathered,
-            constant_weights: false,
+            constant_weights: call.constant_weights,
         };
         // SAFETY: as the caller has vouched.
         unsafe { op.run(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))

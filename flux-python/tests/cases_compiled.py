@@ -21,13 +21,13 @@ def schemas_and_fakes(comm):
         (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
         outs = [x.new_empty(m, weight.shape[0]) for weight in w]
         for biases, x_full in ((b, x.new_empty(m, 32)), (None, None)):
-            arguments = x, w, biases, None, None, 0.0, 0, m, columns, 0, comm.id, outs, x_full
+            arguments = x, w, biases, None, None, 0.0, 0, m, columns, 0, False, comm.id, outs, x_full
             torch.library.opcheck(ops.all_gather_matmul.default, arguments, test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
         operands, _, _ = row_parallel(comm, getattr(flux_tp, name), m + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
         out, y_norm = torch.empty_like(residual), torch.empty_like(residual)
-        for others in (([b], residual, gain, 1e-3, 0, m + 1, None, 1, comm.id, [out], y_norm), (None, None, None, 0.0, 0, m + 1, None, 0, comm.id, [out], None)):
+        for others in (([b], residual, gain, 1e-3, 0, m + 1, None, 1, True, comm.id, [out], y_norm), (None, None, None, 0.0, 0, m + 1, None, 0, False, comm.id, [out], None)):
             torch.library.opcheck(getattr(ops, name).default, (x, [w], *others), test_utils=checks)
 
 
@@ -38,11 +38,13 @@ def compiled(comm):
     m = comm.world_size * 8
     x = operand(1, m, 32)[rows(comm.world_size, comm.rank, m)]
     x, up, down = tensors(F16, x, operand(2 + comm.rank, 16, 32), operand(20 + comm.rank, 24, 16))
-    with torch.no_grad():
-        expected = mlp(x, up, down)
-        # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
-        found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
-    assert torch.equal(found, expected)
+    up, down = (torch.nn.Parameter(weight, requires_grad=False) for weight in (up, down))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            expected = mlp(x, up, down)
+            # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
+            found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+        assert torch.equal(found, expected)
 
     def gathers(x, up, down):
         y, x_full = flux_tp.all_gather_matmul(x, up, return_gathered=True)

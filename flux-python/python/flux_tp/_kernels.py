@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import _native
 from ._arguments import named, result_shapes
@@ -54,16 +55,18 @@ def call(
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape) for shape in shapes] if out is None else out
     count, (gain, eps) = len(weights), norm or (None, 0.0)
+    # In inference parameters are there before a step begins. Other tensors may be the result of the kernel ahead.
+    constant = torch.is_inference_mode_enabled() and all(isinstance(weight, Parameter) for weight in weights)
     other = out[count] if second else None
     try:
-        _ops[op](x, weights, biases, residual, gain, eps, activation, m, split, partials, comm.id, out[:count], other)
+        _ops[op](x, weights, biases, residual, gain, eps, activation, m, split, partials, constant, comm.id, out[:count], other)
     except RuntimeError as error:
         # torch's exception has the message alone.
         raise error if isinstance(error, FluxError) else _native.take_error(str(error)) or error from None
     return out
 
 
-def _fake(x, weight, bias, residual, gain, eps, activation, m, split, partials, comm, out, second):
+def _fake(x, weight, bias, residual, gain, eps, activation, m, split, partials, constant_weights, comm, out, second):
     # Also the kernel of the meta device, which torch calls if one operand is there.
     lists = {"weight": weight, "bias": bias or (), "out": out}
     of_weights = {named(name, index, len(weight)): tensor for name, of in lists.items() for index, tensor in enumerate(of)}

@@ -65,6 +65,7 @@ struct Arguments {
     /// `n` of each weight, or `k`, of all ranks together.
     split: Option<Vec<i64>>,
     partials: Partials,
+    constant_weights: bool,
     comm: u64,
     out: Vec<Tensor>,
     /// With a gain the normalised rows, else the gathered ones.
@@ -104,6 +105,7 @@ impl Arguments {
             m: next().cast_signed(),
             split: optional(next()).map(integers).transpose()?,
             partials: if next() == 0 { Partials::Output } else { Partials::F32 },
+            constant_weights: next() != 0,
             comm: next(),
             out: tensors(next())?,
             second: optional(next()).map(tensor),
@@ -160,6 +162,7 @@ impl Arguments {
             residual: optional("residual", self.residual.as_ref())?,
             norm,
             partials: self.partials,
+            constant_weights: self.constant_weights,
             gathered: optional("x_full", second.filter(|_| norm.is_none()))?,
             stream: place.stream(&x)?,
         };

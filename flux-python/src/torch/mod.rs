@@ -18,7 +18,8 @@ const NAMESPACE: &CStr = c"flux_tp";
 ///
 /// `weight`, `bias`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and
 /// `k` of the others, of all ranks together. `activation` is a number, `partials` 1 for fp32, else
-/// 0, and `comm` the number of the communicator. With a gain `second` are the normalised rows, else
+/// 0, `constant_weights` as [`Operands`](flux_ops::Operands) has it, and `comm` the number of the
+/// communicator. With a gain `second` are the normalised rows, else
 /// the gathered ones.
 macro_rules! op {
     ($name:literal, $kind:ident) => {
@@ -27,8 +28,8 @@ macro_rules! op {
             c_str(concat!(
                 $name,
                 "(Tensor x, Tensor[] weight, Tensor[]? bias, Tensor? residual, Tensor? gain, float \
-                 eps, int activation, SymInt m, SymInt[]? split, int partials, int comm, \
-                 Tensor(a!)[] out, Tensor(b!)? second) -> ()\0"
+                 eps, int activation, SymInt m, SymInt[]? split, int partials, bool \
+                 constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()\0"
             )),
             kernel::<{ Kind::$kind as u8 }>,
         )
