@@ -290,6 +290,10 @@ typedef struct flux_operands {
     const struct flux_tensor *x_full;
     // Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
     size_t weight_count;
+    // 1 where the weights are there before the work ahead of the call on its stream begins, else 0.
+    // On Hopper the call then loads the first of them while the kernel ahead ends. Whoever changes
+    // weights waits for the device before the next call of this kind.
+    size_t constant_weights;
 } flux_operands;
 
 #ifdef __cplusplus

@@ -6,7 +6,6 @@ use crate::common::suite::{self, Number};
 use crate::common::{Case, Machine, Node, OPS, OpOptions, Values, build, build_case};
 use cudarc::driver::CudaStream;
 use flux_core::OpKind;
-use flux_core::problem::Shape;
 use flux_cuda::{Launch, Module};
 use flux_ops::{FusedLinear, GateLayout};
 use half::bf16;

@@ -55,8 +55,8 @@ def call(
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape) for shape in shapes] if out is None else out
     count, (gain, eps) = len(weights), norm or (None, 0.0)
-    # In inference parameters are there before a step begins. Other tensors may be the result of the kernel ahead.
-    constant = torch.is_inference_mode_enabled() and all(isinstance(weight, Parameter) for weight in weights)
+    # In inference frozen parameters are there before a step begins. Other tensors may be the result of the kernel ahead.
+    constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
     other = out[count] if second else None
     try:
         _ops[op](x, weights, biases, residual, gain, eps, activation, m, split, partials, constant, comm.id, out[:count], other)
