@@ -117,7 +117,11 @@ def serve(modules: str, options: dict[str, Any]) -> None:
         signal.alarm(int(PATIENCE))
         answer = ""
         try:
-            comm = comm or flux_tp.init(**({"transport": "host"} | options))
+            if comm is None:
+                comm = flux_tp.init(**({"transport": "host"} | options))
+                if comm.device is not None:
+                    # As a program does: torch captures graphs on the current device.
+                    import_module("torch").cuda.set_device(comm.device)
             cases[line.strip()](comm)
         except BaseException:  # noqa: BLE001 (the parent raises it)
             answer = traceback.format_exc()

@@ -217,10 +217,10 @@ impl Place {
     }
 }
 
-/// For how long the device is where it is with the collective of the oldest mark.
+/// For how long the device is ahead of the collective of the oldest mark, or not known to be.
 #[derive(Debug)]
 pub(super) struct CollectiveStall {
-    stall: Stall<Option<(Epoch, Place)>>,
+    stall: Stall<Option<(Epoch, bool)>>,
     inquiry: Option<Inquiry>,
 }
 
@@ -243,7 +243,9 @@ impl CollectiveStall {
         // What is not enqueued is not passed.
         let is_passed = if mark.recorded { answer } else { Some(false) };
         let place = Place::new(mark.bound, is_passed);
-        let verdict = place.judge(self.stall.lasts(Some((mark.epoch, place)), now), deadline);
+        // Until the driver has said that the device is ahead of it, it counts as in it.
+        let at = Some((mark.epoch, place == Place::Ahead));
+        let verdict = place.judge(self.stall.lasts(at, now), deadline);
         if verdict == Verdict::Ask && self.inquiry.is_none() {
             self.inquiry = Some(Inquiry::new(move || mark.is_passed()));
         }
@@ -289,7 +291,8 @@ mod tests {
         let (start, mut stall) = (Instant::now(), Stall::new());
         let judged = |&(after, is_passed): &(u32, Option<bool>)| {
             let place = Place::new(bound, is_passed);
-            place.judge(stall.lasts(place, start + after * (SECOND / 8)), SECOND)
+            let lasts = stall.lasts(place == Place::Ahead, start + after * (SECOND / 8));
+            place.judge(lasts, SECOND)
         };
         answers.iter().map(judged).collect()
     }
@@ -302,6 +305,9 @@ mod tests {
         assert_eq!(verdicts(Bound::Start, &seen), [Wait, Ask, Wait, Wait, Wait]);
         let seen = [(801, passed), (809, passed), (810, passed)];
         assert_eq!(verdicts(Bound::Start, &seen), [Wait, Wait, Stalled]);
+        // The moment before the first answer counts.
+        let seen = [(0, None), (1, None), (2, passed), (8, passed), (9, passed)];
+        assert_eq!(verdicts(Bound::Start, &seen), [Wait, Ask, Wait, Wait, Stalled]);
     }
 
     #[test]
