@@ -314,7 +314,7 @@ mod tests {
     fn a_sum_is_timed_until_its_end_is_seen() {
         use Verdict::{Ask, Over, Stalled, Wait};
         let (not_yet, passed) = (Some(false), Some(true));
-        let seen = [(0, None), (2, None), (3, not_yet), (11, not_yet), (12, not_yet)];
+        let seen = [(0, None), (2, None), (3, not_yet), (8, not_yet), (9, not_yet)];
         assert_eq!(verdicts(Bound::End, &seen), [Wait, Ask, Wait, Wait, Stalled]);
         assert_eq!(verdicts(Bound::End, &[(0, not_yet), (8, passed)]), [Wait, Over]);
     }
