@@ -42,7 +42,8 @@ impl Process {
         rank: u32,
         world: u32,
         sharing: bool,
-        (rendezvous, temporary): (&Path, &Path),
+        rendezvous: &Path,
+        temporary: &Path,
         words: &[String],
         interrupt: Interrupt,
     ) -> anyhow::Result<Self> {

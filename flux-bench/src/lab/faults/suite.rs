@@ -204,7 +204,8 @@ impl<'a> Suite<'a> {
             rank,
             self.args.ranks,
             sharing,
-            (&self.rendezvous, &self.temporary),
+            &self.rendezvous,
+            &self.temporary,
             &self.words,
             self.interrupt.clone(),
         )

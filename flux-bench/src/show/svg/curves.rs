@@ -1,13 +1,13 @@
 //! What is drawn of a row.
 
-use super::draw::Mark;
+use super::draw::{Mark, Style};
 use crate::report::{PeerRow, PeersReport};
 use crate::report::{Report, Row};
 
 /// One contender through all panels.
 pub(super) struct Curve<'a> {
     pub(super) name: String,
-    pub(super) style: (&'static str, Mark),
+    pub(super) style: Style,
     of: Of<'a>,
 }
 
@@ -29,12 +29,12 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
     let mut curves = vec![
         Curve {
             name: "fused op".to_owned(),
-            style: ("#2f81f7", Mark::Circle),
+            style: Style { colour: "#2f81f7", mark: Mark::Circle },
             of: Of::Own(|r| r.t_op_ms.median),
         },
         Curve {
             name: serial.to_owned(),
-            style: ("#d9730d", Mark::Square),
+            style: Style { colour: "#d9730d", mark: Mark::Square },
             of: Of::Own(|r| r.t_serial_ms.median),
         },
     ];
@@ -44,12 +44,12 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
             (|r: &PeerRow| Some(r.async_tp_ms?.median), |r: &PeerRow| Some(r.serial_ms?.median));
         curves.push(Curve {
             name: name("async-TP"),
-            style: ("#8957e5", Mark::Triangle),
+            style: Style { colour: "#8957e5", mark: Mark::Triangle },
             of: Of::Peer(peers, fused),
         });
         curves.push(Curve {
             name: name("serial (NCCL + torch.mm)"),
-            style: ("#2da44e", Mark::Diamond),
+            style: Style { colour: "#2da44e", mark: Mark::Diamond },
             of: Of::Peer(peers, in_turn),
         });
     }

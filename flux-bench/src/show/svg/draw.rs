@@ -12,14 +12,28 @@ pub(super) enum Mark {
     Diamond,
 }
 
+/// A place in the picture, in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub(super) x: f64,
+    pub(super) y: f64,
+}
+
+/// How a curve is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Style {
+    pub(super) colour: &'static str,
+    pub(super) mark: Mark,
+}
+
 /// The points and the line through them.
 pub(super) fn curve(
     out: &mut String,
-    (colour, mark): (&str, Mark),
-    points: impl Iterator<Item = (f64, f64)>,
+    Style { colour, mark }: Style,
+    points: impl Iterator<Item = Point>,
 ) {
     let mut path = String::new();
-    for (x, y) in points {
+    for Point { x, y } in points {
         let _ = write!(path, "{}{x:.1},{y:.1}", if path.is_empty() { "" } else { " " });
         let _ = match mark {
             Mark::Circle => {
@@ -49,17 +63,19 @@ pub(super) fn curve(
     );
 }
 
-pub(super) fn line(out: &mut String, from: (f64, f64), to: (f64, f64), style: &str) {
-    let ((x1, y1), (x2, y2)) = (from, to);
+/// A line to the right, up to `x2`.
+pub(super) fn line(out: &mut String, from: Point, x2: f64, style: &str) {
+    let Point { x, y } = from;
     let _ = writeln!(
         out,
-        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{GREY}\" \
+        "<line x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{x2:.1}\" y2=\"{y:.1}\" stroke=\"{GREY}\" \
          {style}/>"
     );
 }
 
 /// `content` is markup already.
-pub(super) fn text(out: &mut String, (x, y): (f64, f64), anchor: &str, content: &str) {
+pub(super) fn text(out: &mut String, at: Point, anchor: &str, content: &str) {
+    let Point { x, y } = at;
     let _ =
         writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>");
 }

@@ -58,7 +58,7 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
     let mut sum = SoakResult::default();
     for number in args.case.unwrap_or(0).. {
         let case = RandomCase::new(seed, number, comm.world_size(), processor, legal)?;
-        let failed = || format!("{case}\nagain: {}", again(args, ctx, at_once, (seed, number)));
+        let failed = || format!("{case}\nagain: {}", again(args, ctx, at_once, seed, number));
         tracing::debug!(rank = %ctx.rank(), "{case}");
         let run = SoakRun {
             execution: case.execution(ctx.rank(), processor),
@@ -111,7 +111,7 @@ fn of_the_clock() -> u64 {
 }
 
 /// The command that repeats a case, alone or after the cases before it.
-fn again(args: &Args, ctx: &RankContext, at_once: u32, (seed, case): (u64, u64)) -> String {
+fn again(args: &Args, ctx: &RankContext, at_once: u32, seed: u64, case: u64) -> String {
     let (ranks, transport) = (ctx.comm().world_size(), ctx.comm().transport());
     let mut command = format!(
         "flux-bench lab soak --seed {seed} --case {case} --tp {ranks} --transport {transport}"
