@@ -28,7 +28,7 @@ enum Command {
     /// Start a program once for every rank, as processes of this machine
     Launch(launch::Args),
     /// Say what this machine has, which transports can work on it, and why others cannot
-    Doctor,
+    Doctor(doctor::Args),
     /// Record when each phase of each tile of one call ended, on every rank
     Trace(trace::Args),
     /// Predict what the ops take, by a model of a machine that need not be there
@@ -106,7 +106,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Tune(args) => tune::run(&args).map(status),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
-        Command::Doctor => Ok(status(doctor::run())),
+        Command::Doctor(args) => Ok(status(doctor::run(&args))),
         Command::Trace(args) => trace::run(&args).map(|()| 0),
         Command::Simulate(args) => simulate::run(&args).map(|()| 0),
         Command::Show(args) => show::run(&args).map(|()| 0),
@@ -304,6 +304,8 @@ mod tests {
             "lab gpu-ci --dist . --limit 0",
             "lab faults --deadline-ms 0",
             "run ag-gemm --input a --output b --activation tanh",
+            "doctor --require auto",
+            "doctor --require nvlink,pigeon",
         ];
         for words in words {
             assert!(

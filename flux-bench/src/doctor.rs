@@ -15,9 +15,26 @@ use flux_transport::probe::{self, Proof, Verdict};
 use std::fmt::Display;
 use std::path::Path;
 
-/// Prints the findings, and says whether a transport works; false where GPUs are there and none
-/// does.
-pub(crate) fn run() -> bool {
+/// Arguments of `flux-bench doctor`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Args {
+    /// Exit with status 1 unless each of these transports works here: nvlink, mixed, pcie, nccl or
+    /// host. Where left out, unless what auto takes does
+    #[arg(long, value_name = "TRANSPORT,...", value_delimiter = ',', value_parser = required)]
+    pub require: Vec<Select>,
+}
+
+fn required(word: &str) -> Result<Select, String> {
+    match word.parse::<Select>() {
+        Ok(Select::Auto) => Err("auto is what is required where this is left out".to_owned()),
+        Ok(select) => Ok(select),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Prints the findings, and says whether what is required works. Where that is left open, it is
+/// false where GPUs are there and no transport works.
+pub(crate) fn run(args: &Args) -> bool {
     out::line(&format_args!(
         "flux {}, commit {}",
         env!("CARGO_PKG_VERSION"),
@@ -31,7 +48,7 @@ pub(crate) fn run() -> bool {
     }
     plan_table();
     let proof = peers();
-    transports(proof.as_ref())
+    transports(proof.as_ref(), &args.require)
 }
 
 fn line(name: &str, value: impl Display) {
@@ -149,8 +166,8 @@ fn libraries() {
     found("NCCL", nccl);
 }
 
-/// Prints each transport and what `auto` takes; whether a transport works.
-fn transports(proof: Option<&Proof>) -> bool {
+/// Prints each transport and what `auto` takes; whether those that are required work.
+fn transports(proof: Option<&Proof>, require: &[Select]) -> bool {
     out::line(&"");
     let (nvlink, nccl) = (nvlink(proof), nccl());
     let kinds = [
@@ -181,7 +198,14 @@ fn transports(proof: Option<&Proof>) -> bool {
         "works: ranks are threads of one process or processes of this machine; it computes on the \
          processors",
     );
-    auto.is_ok()
+    let missing = |required: &&Select| {
+        kinds.iter().any(|(select, found)| select == *required && found.is_err())
+    };
+    let missing: Vec<&str> = require.iter().filter(missing).map(|select| select.name()).collect();
+    if !missing.is_empty() {
+        line("required", format!("NOT MET: {}", missing.join(", ")));
+    }
+    if require.is_empty() { auto.is_ok() } else { missing.is_empty() }
 }
 
 /// What a run takes that names no transport, or why it fails.
@@ -344,7 +368,7 @@ mod tests {
 
     #[test]
     fn the_doctor_answers_whatever_the_machine() {
-        let works = run();
+        let works = run(&Args::default());
         if machine::gpu_count() == 0 {
             let open = machine::asked(Select::Auto).is_ok_and(|asked| asked == Select::Auto);
             assert!(nvlink(None).is_err() && (works != broken() || !open));

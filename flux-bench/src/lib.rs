@@ -39,10 +39,12 @@ mod tune;
 pub use cli::{check_words, main};
 pub use end::give_up;
 pub use harness::data::{fill as fill_operand, value as operand_value};
-pub use harness::gpu::cublas::{Gemm, available as cublas_available};
+pub use harness::epilogue::with_bias as epilogues_with_bias;
+pub use harness::gpu::cublas::{Gemm, GemmShape, available as cublas_available};
 pub use harness::reference::verify as verify_on_host;
 pub use harness::{
-    Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window,
+    Buffer, EpilogueArgs, EpilogueSpec, Fill, MadeBy, OperandSet, Operands, RankContext, Violation,
+    w_window, x_window,
 };
 pub use lab::{CoreReport, FirstCallReport};
 pub use plan::PlanArgs;
@@ -54,7 +56,7 @@ pub use show::{
     rendered as shown_table, svg as shown_picture,
 };
 pub use simulate::{
-    Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published,
+    Both, Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published,
     table as simulated_table,
 };
 

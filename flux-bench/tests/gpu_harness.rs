@@ -6,8 +6,9 @@
 mod gpu_support;
 
 use flux_bench::{
-    Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation,
-    cublas_available, fill_operand, operand_value, verify_on_host, w_window, x_window,
+    Buffer, EpilogueSpec, Fill, Gemm, GemmShape, MadeBy, OperandSet, Operands, RankContext,
+    Violation, cublas_available, epilogues_with_bias, fill_operand, operand_value, verify_on_host,
+    w_window, x_window,
 };
 use flux_core::plan::Plan;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -67,7 +68,7 @@ fn fills_alike<T: Element>(ctx: &RankContext) {
         let set = set::<T>(ctx, operands);
         let parts = [
             (&set.x, x_window(&operands.problem, Rank::new(0)), operands.seed_x),
-            (&set.w, w_window(&operands.problem, Rank::new(0)), operands.seed_w),
+            (&set.weights[0].w, w_window(&operands.problem, Rank::new(0)), operands.seed_w),
         ];
         for (buffer, window, seed) in parts {
             let mut host = vec![T::from_f32(0.0); buffer.len()];
@@ -94,10 +95,11 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
         let operands = Operands::new(problem::<T>(op), 11, 6, fill).with_epilogue(epilogue);
         let mut set = set::<T>(ctx, operands);
         let y = right::<T>(&operands);
-        ctx.upload(&mut set.y, &y).unwrap();
+        let made_by = MadeBy { flattened: false, unfused: false, nodes: ctx.comm().nodes() };
+        ctx.upload(&mut set.weights[0].y, &y).unwrap();
         let (device, host) = (
             ctx.verify(&set, &plan()).unwrap(),
-            verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())),
+            verify_on_host(&operands, Rank::new(0), &y, made_by),
         );
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
@@ -111,12 +113,12 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
             let at = 71 * 136 + 135;
             let mut spoilt = y.clone();
             spoilt[at] = T::from_f32(spoilt[at].to_f32() + wrong);
-            ctx.upload(&mut set.y, &spoilt).unwrap();
+            ctx.upload(&mut set.weights[0].y, &spoilt).unwrap();
             let verdict = ctx.verify(&set, &plan()).unwrap();
             assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
             assert_eq!(verdict.first, Some(Violation { rank: 0, weight: 0, row: 71, col: 135 }));
         }
-        ctx.poison(&mut set.y).unwrap();
+        ctx.poison(&mut set.weights[0].y).unwrap();
         assert_eq!(
             ctx.verify(&set, &plan()).unwrap().violations,
             y.len() as u64,
@@ -129,8 +131,7 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
 fn the_device_finds_what_is_wrong() {
     let Some(ctx) = ctx("the_device_finds_what_is_wrong") else { return };
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for epilogue in std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op))
-        {
+        for epilogue in std::iter::once(EpilogueSpec::default()).chain(epilogues_with_bias(op)) {
             verifies_alike::<bf16>(&ctx, op, epilogue);
             verifies_alike::<f16>(&ctx, op, epilogue);
         }
@@ -147,12 +148,14 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
     for fill in FILLS {
         let operands = Operands::new(problem::<bf16>(OpKind::AllGatherGemm), 11, 7, fill);
         let mut set = set::<bf16>(&ctx, operands);
-        let mut gemm = Gemm::new(gpu.device(), (72, 136, 200), DType::Bf16).unwrap();
+        let mut gemm =
+            Gemm::new(gpu.device(), GemmShape { m: 72, n: 136, k: 200 }, DType::Bf16).unwrap();
         assert!(gemm.candidates() > 0);
         for candidate in 0..gemm.candidates() {
             gemm.choose(candidate);
-            ctx.poison(&mut set.y).unwrap();
-            let [x, w, y] = [&set.x, &set.w, &set.y].map(|buffer| match buffer {
+            ctx.poison_results(&mut set).unwrap();
+            let weight = &set.weights[0];
+            let [x, w, y] = [&set.x, &weight.w, &weight.y].map(|buffer| match buffer {
                 Buffer::Cuda { block, .. } => block.address(),
                 Buffer::Host(_) => panic!("host memory on a device's ctx"),
             });

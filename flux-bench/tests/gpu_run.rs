@@ -5,9 +5,9 @@
 mod gpu_support;
 mod run_support;
 
-use flux_bench::{RunArgs, run_file};
+use flux_bench::{EpilogueArgs, RunArgs, run_file};
 use flux_core::OpKind;
-use flux_ops::Activation;
+use flux_ops::binding::NamedActivation;
 use flux_transport::Select;
 use gpu_support::gpus;
 use run_support::Case;
@@ -24,7 +24,7 @@ fn both_ops_write_the_whole_product_in_both_types() {
                 run_file(&RunArgs {
                     op,
                     ranks,
-                    activation: Activation::None,
+                    epilogue: EpilogueArgs { activation: NamedActivation::ALL[0], norm: None },
                     batch_invariant: false,
                     transport: Select::NvLink,
                     input: case.input(),

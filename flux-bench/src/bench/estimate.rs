@@ -19,8 +19,9 @@ const LIMIT: Duration = Duration::from_hours(1);
 const GEMMS: f64 = 3.0;
 /// The same in a call of a trace: the serial path and the op.
 const SERVING: f64 = 2.0;
-/// Calls whose whole output is verified: with integers and random data, before and after.
-const CHECKS: f64 = 4.0;
+/// Calls whose whole output is verified: the op's with integers and random data, before and after,
+/// and the serial path's.
+const CHECKS: f64 = 5.0;
 
 /// Refuses a run on the host that takes longer than [`LIMIT`], unless `yes`.
 pub(super) fn allow(job: &BenchJob, yes: bool) -> anyhow::Result<()> {
@@ -112,7 +113,12 @@ mod tests {
     fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob {
         let cases = problems
             .iter()
-            .map(|&problem| BenchCase { model: String::new(), problem, sustained })
+            .map(|&problem| BenchCase {
+                model: String::new(),
+                problem,
+                epilogue: EpilogueSpec::default(),
+                sustained,
+            })
             .collect();
         let (execution, defect) = (OverrideArgs::default(), Defect::default());
         let world = WorldSize::new(2).unwrap();
@@ -123,7 +129,6 @@ mod tests {
             cases,
             samples,
             rows: None,
-            epilogue: EpilogueSpec::default(),
             execution,
             transport: Select::Host,
             defect,
@@ -141,9 +146,9 @@ mod tests {
         let call = 2.0 * 1024.0_f64.powi(3) / 1e9;
         let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
         let one = job(10, &[problem(OpKind::AllGatherGemm)], None);
-        assert!(close(seconds(1, &one), call * (15.0 * 3.0 + 4.0 * 10.0)));
+        assert!(close(seconds(1, &one), call * (15.0 * 3.0 + 5.0 * 10.0)));
         // A rank verifies on one thread.
-        assert!(close(seconds(4, &one), call * (15.0 * 3.0 / 4.0 + 4.0 * 10.0 / 2.0)));
+        assert!(close(seconds(4, &one), call * (15.0 * 3.0 / 4.0 + 5.0 * 10.0 / 2.0)));
         let both = job(
             10,
             &[problem(OpKind::GemmReduceScatter), problem(OpKind::GemmAllReduce)],
@@ -151,7 +156,7 @@ mod tests {
         );
         assert!(close(
             seconds(1, &both),
-            call * (2.0 * 15.0 * 3.0 + 3.0 * 4.0 * 10.0) + 2.0 * 3.0 * 7.0
+            call * (2.0 * 15.0 * 3.0 + 3.0 * 5.0 * 10.0) + 2.0 * 3.0 * 7.0
         ));
         assert!(
             seconds(1, &job(100_000, &[problem(OpKind::AllGatherGemm)], None))

@@ -1,24 +1,26 @@
-//! The contenders on GPUs: cuBLASLt, NCCL, both in turn, and the fused op.
+//! The contenders on GPUs: cuBLASLt, NCCL, both in turn with a kernel for the epilogue behind them,
+//! and the fused op.
 //!
 //! Invariant: a sample is the time between two events on the rank's stream. Before it an all-reduce
 //! lines the ranks up, and a spinning kernel hides the launch of every contender alike.
 
-use super::SEED;
 use super::measure::{AnyRows, Contender, Contenders, Sample, slowest};
+use super::serial::{self, with_equal_shards};
 use super::watchdog::Watchdog;
-use crate::harness::Fill;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
-use crate::harness::gpu::cublas::Gemm;
+use crate::harness::gpu::cublas::{Gemm, GemmShape};
 use crate::harness::{
-    Buffer, Defect, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window,
+    Buffer, Defect, OperandSet, Operands, RankContext, Span, Verdict, elements, w_window, x_window,
+    y_window,
 };
-use crate::harness::{Verdict, Violation};
 use anyhow::{Context, bail};
-use flux_core::{Nodes, OpKind, Problem, Rank, SumsTo, WorldSize};
+use flux_core::{Problem, Rank, SumsTo};
 use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
-use flux_ops::FusedLinear;
+use flux_kernels::cuda::{Matrix, RmsNormArgs};
+use flux_kernels::harness::UnfusedEpilogue;
+use flux_ops::{EpilogueSpec, Epsilon, FusedLinear};
 use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
@@ -34,17 +36,21 @@ pub(super) struct GpuContenders<'a, T> {
     op: &'a FusedLinear,
     sets: &'a mut [OperandSet<T>],
     gemm: Gemm,
-    /// Of the serial path. Its shards are equal, so it pads the rows of a call.
+    /// Of the serial path.
     problem: Problem,
+    epilogue: EpilogueSpec,
     /// Per operand set, what collective and GEMM pass on: the gathered `x`, or all partial sums.
     between: Vec<DeviceBlock>,
+    /// Per operand set, the product of gathered rows; none without an epilogue, where it is `y`.
+    products: Vec<DeviceBlock>,
     word: DeviceBlock,
     spin: Duration,
     watchdog: &'a Watchdog,
 }
 
 impl<'a, T: Element> GpuContenders<'a, T> {
-    /// The contenders of `op`, on filled operand sets, to be prepared before they are timed.
+    /// The contenders of `op`, on filled operand sets with room for the serial path's rows, to be
+    /// prepared before they are timed.
     pub(super) fn new(
         ctx: &'a RankContext,
         nccl: &'a Comm,
@@ -53,11 +59,19 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         watchdog: &'a Watchdog,
     ) -> anyhow::Result<Self> {
         let gpu = ctx.gpu().context("this rank has no GPU")?;
-        let problem = op.largest();
-        let bytes = between_elements(problem) as usize * size_of::<T>();
-        let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
+        let problem = with_equal_shards(op.largest())?;
+        let epilogue = sets.first().context("no operand sets")?.held()?.epilogue;
+        let blocks = |elements: u64| {
+            let bytes = elements as usize * size_of::<T>();
+            sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<Vec<_>>>()
+        };
+        let between = blocks(between_elements(&problem))?;
+        let products = match product_elements(&problem, epilogue, ctx.rank()) {
+            0 => Vec::new(),
+            elements => blocks(elements)?,
+        };
         let gemm =
-            Gemm::new(gpu.device(), gemm_shape(problem, ctx.rank()), problem.numerics().operand)?;
+            Gemm::new(gpu.device(), gemm_shape(&problem, ctx.rank()), problem.numerics().operand)?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
         Ok(Self {
@@ -67,8 +81,10 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             op,
             sets,
             gemm,
-            problem: *problem,
+            problem,
+            epilogue,
             between,
+            products,
             word,
             spin: choice::SPIN,
             watchdog,
@@ -83,59 +99,20 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         self.choose_spin()
     }
 
-    /// Verifies the baseline on integers: for AllGather-GEMM the serial path, for the
-    /// sums over ranks the GEMM alone, as NCCL rounds its sums in an order of its own.
-    /// Collective.
+    /// Verifies the serial path on the first set. Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watchdog.heartbeat();
-        let held = self.sets[0].holds.context("the operands must be filled first")?;
-        self.gpu.poison(self.between[0].address(), self.between[0].bytes())?;
-        let verdict = if held.problem.op().gathers() {
-            self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
-            self.ctx.poison(&mut self.sets[0].y)?;
-            self.launch(Contender::Serial, 0)?;
-            self.ctx.verify(&self.sets[0], &self.op.plan(self.op.max_m())?)?
-        } else {
-            self.verify_gemm()?
-        };
+        let held = serial::prepare_check(self.ctx, &mut self.sets[0], self.problem)?;
+        for block in self.between.first().into_iter().chain(self.products.first()) {
+            self.gpu.poison(block.address(), block.bytes())?;
+        }
+        self.launch(Contender::Serial, 0)?;
+        let verdict = serial::check(self.ctx, &self.sets[0])?;
+        self.watchdog.heartbeat();
         self.ctx.fill(&mut self.sets[0], held)?;
         // Random data again, in the GEMM's `x` and in what the collective reads.
         self.launch(Contender::Serial, 0)?;
         Ok(verdict)
-    }
-
-    /// Verifies the GEMM of a sum over the ranks on the first set, which it overwrites.
-    fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
-        let (gpu, problem, set) = (self.gpu, self.op.largest(), &mut self.sets[0]);
-        let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
-        let (m, n, k) = gemm_shape(problem, self.ctx.rank());
-        let [m, n, k] = [m, n, k].map(|extent| extent as usize);
-        let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.numerics(), world)?;
-        let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
-        set.holds = None;
-        gpu.fill(
-            block(&set.x)?,
-            x_window(&alone, first),
-            operands.seed_x,
-            operands.fill,
-            alone.numerics().operand,
-        )?;
-        gpu.fill(
-            block(&set.w)?,
-            w_window(&alone, first),
-            operands.seed_w,
-            operands.fill,
-            alone.numerics().operand,
-        )?;
-        self.gemm(0)?;
-        let verdict = gpu.verify(
-            &operands,
-            first,
-            self.between[0].address(),
-            (false, false, Nodes::apart(world)),
-        )?;
-        let rank = self.ctx.rank().get();
-        Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
@@ -188,62 +165,93 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             (Contender::Comm, _) => self.comm(set),
             (Contender::Serial, SumsTo::Nothing) => {
                 self.comm(set)?;
-                self.gemm(set)
+                self.gemm(set)?;
+                self.epilogue(set)
             }
             (Contender::Serial, SumsTo::Rows | SumsTo::All) => {
                 self.gemm(set)?;
                 self.comm(set)?;
-                self.add_norm(set)
+                self.epilogue(set)
             }
         }
     }
 
     fn gemm(&self, set: usize) -> anyhow::Result<()> {
-        let (set, between) = (&self.sets[set], self.between[set].address());
+        let (between, product) = (self.between[set].address(), self.product(set)?);
+        let OperandSet { x, weights, .. } = &self.sets[set];
         let (x, y) = if self.problem.op().gathers() {
-            (between, address(&set.y)?)
+            (between, product)
         } else {
-            (address(&set.x)?, between)
+            (block(x)?.address(), between)
         };
+        let w = block(&weights[0].w)?.address();
         self.gpu.device().bind()?;
         // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
-        unsafe { self.gemm.launch(x, address(&set.w)?, y, self.gpu.raw_stream())? };
+        unsafe { self.gemm.launch(x, w, y, self.gpu.raw_stream())? };
         Ok(())
     }
 
-    /// What follows the collective of a set with residual and norm.
-    fn add_norm(&self, set: usize) -> anyhow::Result<()> {
-        let set = &self.sets[set];
-        let (Some(residual), Some((gain, y_norm))) = (&set.residual, &set.norm) else {
-            return Ok(());
+    /// Where the sums of a set are that an epilogue finishes, or `y` itself.
+    fn product(&self, set: usize) -> anyhow::Result<u64> {
+        let product = match self.products.get(set) {
+            Some(product) => product,
+            None => block(&self.sets[set].weights[0].y)?,
         };
-        let rows = self.problem.y_rows(self.ctx.rank()).len() as u32;
-        self.gpu.add_rms_norm(
-            &self.problem,
-            rows,
-            [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?],
-        )
+        Ok(product.address())
+    }
+
+    /// What follows GEMM and collective, by one kernel.
+    fn epilogue(&self, set: usize) -> anyhow::Result<()> {
+        if self.epilogue == EpilogueSpec::default() {
+            return Ok(());
+        }
+        let (sums, held) = (self.product(set)?, self.sets[set].held()?);
+        let OperandSet { weights, residual, norm, .. } = &self.sets[set];
+        let window = Operands { problem: self.problem, ..held }.y_window(self.ctx.rank());
+        let dtype = self.problem.numerics().output;
+        let row_bytes = |cols: u32| u64::from(cols) * dtype.bytes() as u64;
+        let matrix = |address, cols| Matrix { address, row_bytes: row_bytes(cols) };
+        let address = |buffer: &Option<Buffer<T>>| {
+            buffer.as_ref().map(|buffer| block(buffer).map(DeviceBlock::address)).transpose()
+        };
+        let (gain, y_norm) = match norm {
+            Some(norm) => (block(&norm.gain)?.address(), block(&norm.y_norm)?.address()),
+            None => (0, 0),
+        };
+        let norm = RmsNormArgs {
+            y: matrix(block(&weights[0].y)?.address(), window.cols),
+            gain,
+            out: matrix(y_norm, window.cols),
+            rows: window.rows,
+            cols: window.cols,
+            eps: self.epilogue.rms_norm.map_or(0.0, Epsilon::get),
+            programmatic: false,
+            stream: self.gpu.raw_stream(),
+        };
+        let args = UnfusedEpilogue {
+            norm,
+            sums: matrix(sums, y_window(&self.problem, self.ctx.rank()).cols),
+            bias: address(&weights[0].bias)?,
+            residual: address(residual)?,
+            activation: self.epilogue.activation,
+            gates: self.epilogue.gates,
+        };
+        // SAFETY: the set and the product were allocated for these rows, `y` of gathered rows is
+        // apart from its product, and all is used on this one stream.
+        unsafe { self.gpu.unfused_epilogue(&args, dtype) }
     }
 
     fn comm(&self, set: usize) -> anyhow::Result<()> {
         let problem = &self.problem;
         let of = ElementType::from(problem.collective_dtype());
-        let (set, between, stream) =
-            (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
+        let (between, stream) = (self.between[set].address(), self.gpu.raw_stream());
+        let OperandSet { x, weights, .. } = &self.sets[set];
+        let (x, y) = (block(x)?.address(), block(&weights[0].y)?.address());
         let rank = self.ctx.rank();
         let (kind, ends, window) = match problem.op().sums_to() {
-            SumsTo::Nothing => {
-                let ends = (address(&set.x)?, between);
-                (CollectiveKind::AllGather, ends, x_window(problem, rank))
-            }
-            SumsTo::Rows => {
-                let ends = (between, address(&set.y)?);
-                (CollectiveKind::ReduceScatter, ends, y_window(problem, rank))
-            }
-            SumsTo::All => {
-                let ends = (between, address(&set.y)?);
-                (CollectiveKind::AllReduce, ends, y_window(problem, rank))
-            }
+            SumsTo::Nothing => (CollectiveKind::AllGather, (x, between), x_window(problem, rank)),
+            SumsTo::Rows => (CollectiveKind::ReduceScatter, (between, y), y_window(problem, rank)),
+            SumsTo::All => (CollectiveKind::AllReduce, (between, y), y_window(problem, rank)),
         };
         // SAFETY: `between` holds all rows, `x` and `y` this rank's window; all on this one stream.
         unsafe { self.nccl.collective(kind, ends, elements(window), of, stream) }?;
@@ -290,7 +298,7 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
     }
 
     fn poison(&mut self) -> anyhow::Result<()> {
-        self.sets.iter_mut().try_for_each(|set| self.ctx.poison(&mut set.y))
+        self.sets.iter_mut().try_for_each(|set| self.ctx.poison_results(set))
     }
 
     fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict> {
@@ -299,25 +307,23 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
     }
 }
 
-/// `m`, `n` and `k` of a rank's GEMM.
-const fn gemm_shape(problem: &Problem, rank: Rank) -> (u32, u32, u32) {
-    (problem.m(), problem.n_local(rank), problem.k_local(rank))
-}
-
-/// The problem with its rows padded, where a collective needs shards of equal length.
-pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
-    let padded = match problem.op().sums_to() {
-        SumsTo::Nothing | SumsTo::Rows => problem.m().next_multiple_of(problem.world().get()),
-        SumsTo::All => problem.m(),
-    };
-    Ok(problem.with_m(padded)?)
+/// A rank's GEMM.
+const fn gemm_shape(problem: &Problem, rank: Rank) -> GemmShape {
+    GemmShape { m: problem.m(), n: problem.n_local(rank), k: problem.k_local(rank) }
 }
 
 /// Bytes of device memory that a row takes on one rank, the workspace left out.
-pub(super) fn device_bytes(problem: &Problem, with_norm: bool) -> u64 {
-    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
-    let epilogue = if with_norm { 2 * windows[2] + u64::from(problem.n()) } else { 0 };
-    (windows.iter().sum::<u64>() + epilogue + between_elements(problem))
+pub(super) fn device_bytes(problem: &Problem, epilogue: EpilogueSpec) -> u64 {
+    let first = Rank::new(0);
+    let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, first)) as u64);
+    let outputs = u64::from(epilogue.residual) + u64::from(epilogue.rms_norm.is_some());
+    let vectors = 2 * u64::from(problem.n());
+    let products = product_elements(problem, epilogue, first);
+    (windows.iter().sum::<u64>()
+        + outputs * windows[2]
+        + vectors
+        + products
+        + between_elements(problem))
         * SETS as u64
         * problem.numerics().operand.bytes() as u64
 }
@@ -328,13 +334,15 @@ fn between_elements(problem: &Problem) -> u64 {
     u64::from(problem.m()) * u64::from(columns)
 }
 
+/// Of a product of gathered rows, where an epilogue follows.
+fn product_elements(problem: &Problem, epilogue: EpilogueSpec, rank: Rank) -> u64 {
+    let apart = problem.op().gathers() && epilogue != EpilogueSpec::default();
+    if apart { elements(y_window(problem, rank)) as u64 } else { 0 }
+}
+
 fn block<T>(buffer: &Buffer<T>) -> anyhow::Result<&DeviceBlock> {
     match buffer {
         Buffer::Cuda { block, .. } => Ok(block),
         Buffer::Host(_) => bail!("host memory on a rank that works on a device"),
     }
-}
-
-fn address<T>(buffer: &Buffer<T>) -> anyhow::Result<u64> {
-    Ok(block(buffer)?.address())
 }

@@ -4,19 +4,20 @@
 //! Invariant: all contenders have the same number of threads, so ratios of times compare schedules.
 //! The times say nothing about GPUs.
 
-use super::gpu_contenders::with_equal_shards;
 use super::measure::{AnyRows, Contender, Contenders, Sample};
+use super::serial::{self, with_equal_shards};
 use super::shared_files::SharedFiles;
 use crate::harness::{
-    Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, build, elements,
-    x_window, y_window,
+    Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, build_with,
+    elements, x_window, y_window,
 };
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
+use flux_core::problem::{Shape, WeightList};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
-use flux_ops::FusedLinear;
-use flux_transport::{Communicator, Options, Select, World};
+use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, GateLayout, Weight};
+use flux_transport::{Communicator, Options, Select, Stream, World};
 
 /// One rank's contenders.
 pub(super) struct HostContenders<'a, T> {
@@ -24,60 +25,97 @@ pub(super) struct HostContenders<'a, T> {
     op: &'a FusedLinear,
     set: &'a mut OperandSet<T>,
     shown: SharedFiles,
-    /// Of the serial path. Its shards are equal, so it pads the rows of a call.
+    /// Of the serial path.
     problem: Problem,
-    /// One rank's whole part as a problem of a world of one, on a communicator of its own.
+    /// One rank's whole part as a problem of a world of one, on a communicator of its own. Of
+    /// gathered rows it has the op's epilogue.
     gemm: FusedLinear,
-    gemm_ctx: RankContext,
-    gemm_set: OperandSet<T>,
+    /// What collective and GEMM pass on: the gathered `x`, or all partial sums.
+    between: Buffer<T>,
 }
 
 impl<'a, T: Element> HostContenders<'a, T> {
-    /// The contenders of `op`, on the operands that `set` holds; collective.
+    /// The contenders of `op`, on the operands that `set` holds, with room for the serial path's
+    /// rows; collective.
     pub(super) fn new(
         ctx: &'a RankContext,
         op: &'a FusedLinear,
         set: &'a mut OperandSet<T>,
         workers: u32,
     ) -> anyhow::Result<Self> {
-        let problem = *op.largest();
+        let (problem, epilogue) = (with_equal_shards(op.largest())?, set.held()?.epilogue);
+        let rank = ctx.rank();
+        let [m, n, k] = [problem.m(), problem.n_local(rank), problem.k_local(rank)]
+            .map(|extent| extent as usize);
         let alone = WorldSize::new(1).context("a world of one")?;
-        let (m, n, k) = (
-            problem.m() as usize,
-            problem.n_local(ctx.rank()) as usize,
-            problem.k_local(ctx.rank()) as usize,
-        );
-        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.numerics(), alone)?;
+        let dtype = problem.numerics().operand;
+        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, dtype, alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
-        let gemm = build(&part, &comm, Overrides::with_workers(workers))?;
-        let gemm_ctx = RankContext::new(comm)?;
-        let mut gemm_set = gemm_ctx.operand_set(&part)?;
-        // The time does not depend on the values.
-        let Some(held) = set.holds else { bail!("the operands must be filled first") };
-        gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
-        let shown = if problem.op().gathers() {
-            elements(x_window(&problem, ctx.rank()))
-        } else {
-            m * problem.n() as usize
-        };
+        let gathers = problem.op().gathers();
+        let epilogue = if gathers { epilogue } else { EpilogueSpec::default() };
+        let gemm = build_with(&part, &comm, Overrides::with_workers(workers), epilogue)?;
+        let (between, shown) =
+            if gathers { (m * k, elements(x_window(&problem, rank))) } else { (m * n, m * n) };
         let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
-        if problem.op().gathers()
-            && let Buffer::Host(x) = &set.x
-        {
-            shown.show(x.elements())?;
-        }
-        Ok(Self { ctx, op, set, shown, problem, gemm, gemm_ctx, gemm_set })
+        let between = ctx.alloc(between)?;
+        let contenders = Self { ctx, op, set, shown, problem, gemm, between };
+        contenders.show_rows()?;
+        Ok(contenders)
+    }
+
+    /// Verifies the serial path. Collective.
+    pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
+        let held = serial::prepare_check(self.ctx, self.set, self.problem)?;
+        self.show_rows()?;
+        self.ctx.comm().barrier()?;
+        self.serial()?;
+        let verdict = serial::check(self.ctx, self.set)?;
+        // All have read what they check before others change it.
+        self.ctx.comm().barrier()?;
+        self.ctx.fill(self.set, held)?;
+        self.show_rows()?;
+        Ok(verdict)
     }
 
     fn gemm(&mut self) -> anyhow::Result<()> {
-        self.gemm_ctx.forward(&self.gemm, &mut self.gemm_set)
+        let (ctx, rank) = (self.ctx, self.ctx.rank());
+        let (m, n) = (self.problem.m(), self.problem.n_local(rank));
+        let product = GateLayout::result_shape(self.set.gates, Shape { rows: m, cols: n });
+        let OperandSet { x, weights, .. } = &mut *self.set;
+        let Weight { w, bias, y } = &mut weights[0];
+        let (gathers, between) = (self.problem.op().gathers(), &mut self.between);
+        let (x, y) = if gathers { (between, y) } else { (x, between) };
+        let bias = bias.as_mut().filter(|_| gathers).map(|bias| ctx.row(bias));
+        let operands = flux_ops::Operands {
+            x: ctx.raw(x, Shape { rows: m, cols: self.problem.k_local(rank) }),
+            weights: WeightList::one(Weight {
+                w: ctx.raw(w, self.problem.w_shape(rank)),
+                bias,
+                y: ctx.raw(y, product),
+            }),
+            residual: None,
+            norm: None,
+            gathered: None,
+            constant_weights: false,
+        };
+        // SAFETY: the memory is the set's and this object's, both exclusively borrowed, and is used
+        // until the call returns.
+        unsafe { self.gemm.run(&operands, Stream::Host) }?;
+        Ok(())
+    }
+
+    /// Lets the other ranks read this one's rows of `x`, where they gather them.
+    fn show_rows(&self) -> anyhow::Result<()> {
+        if !self.problem.op().gathers() {
+            return Ok(());
+        }
+        self.shown.show(&host(&self.set.x)?[..elements(x_window(&self.problem, self.ctx.rank()))])
     }
 
     /// Every rank's shard, in rank order, into the GEMM's `x`.
     fn all_gather(&mut self) -> anyhow::Result<()> {
-        let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
         let shard = elements(x_window(&self.problem, self.ctx.rank()));
-        let shards = gathered.elements_mut().chunks_exact_mut(shard);
+        let shards = host_mut(&mut self.between)?.chunks_exact_mut(shard);
         self.problem
             .world()
             .ranks()
@@ -88,7 +126,6 @@ impl<'a, T: Element> HostContenders<'a, T> {
     /// Adds every rank's partial sums of the rows of `y` in rank order in fp32, and rounds once
     /// into `y`.
     fn reduce(&mut self) -> anyhow::Result<()> {
-        let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = elements(y_window(&self.problem, self.ctx.rank()));
         let first = self.problem.y_rows(self.ctx.rank()).start as usize * self.problem.n() as usize;
         let mut sum = vec![0.0_f32; rows];
@@ -99,14 +136,48 @@ impl<'a, T: Element> HostContenders<'a, T> {
             T::widen(part.elements(), &mut wide);
             sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
         }
-        T::narrow(&sum, &mut y.elements_mut()[..rows]);
+        T::narrow(&sum, &mut host_mut(&mut self.set.weights[0].y)?[..rows]);
+        Ok(())
+    }
+
+    /// Adds bias and residual to the rounded sums, and normalises the rows.
+    fn epilogue(&mut self) -> anyhow::Result<()> {
+        let (cols, epilogue) = (self.problem.n() as usize, self.set.held()?.epilogue);
+        if epilogue == EpilogueSpec::default() {
+            return Ok(());
+        }
+        let rows = self.problem.y_rows(self.ctx.rank()).len();
+        let OperandSet { weights, residual, norm, .. } = &mut *self.set;
+        let Weight { bias, y, .. } = &mut weights[0];
+        let y = host_mut(y)?;
+        let bias = bias.as_ref().map(host).transpose()?;
+        let residual = residual.as_ref().map(host).transpose()?;
+        for (row, line) in y.chunks_exact_mut(cols).take(rows).enumerate() {
+            for (col, y) in line.iter_mut().enumerate() {
+                let bias = bias.map_or(0.0, |bias| bias[col].to_f32());
+                let residual = residual.map_or(0.0, |rows| rows[row * cols + col].to_f32());
+                *y = T::from_f32(y.to_f32() + bias + residual);
+            }
+        }
+        let (Some(norm), Some(eps)) = (norm, epilogue.rms_norm.map(Epsilon::get)) else {
+            return Ok(());
+        };
+        let gain = host(&norm.gain)?;
+        let out = host_mut(&mut norm.y_norm)?.chunks_exact_mut(cols);
+        for (row, out) in y.chunks_exact(cols).take(rows).zip(out) {
+            let squares: f32 = row.iter().map(|y| y.to_f32() * y.to_f32()).sum();
+            let scale = (squares / cols as f32 + eps).sqrt().recip();
+            for ((out, y), gain) in out.iter_mut().zip(row).zip(gain) {
+                *out = T::from_f32(y.to_f32() * scale * gain.to_f32());
+            }
+        }
         Ok(())
     }
 
     /// Lets the other ranks read the GEMM's result.
     fn show_partials(&self) -> anyhow::Result<()> {
-        let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
-        self.shown.show(&y.elements()[..self.problem.m() as usize * self.problem.n() as usize])
+        let elements = self.problem.m() as usize * self.problem.n() as usize;
+        self.shown.show(&host(&self.between)?[..elements])
     }
 
     fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
@@ -127,7 +198,8 @@ impl<'a, T: Element> HostContenders<'a, T> {
             self.gemm()?;
             self.show_partials()?;
             self.ctx.comm().barrier()?;
-            self.reduce()
+            self.reduce()?;
+            self.epilogue()
         }
     }
 }
@@ -155,19 +227,11 @@ impl<T: Element> AnyRows for HostContenders<'_, T> {
             self.op.largest()
         );
         self.ctx.fill(self.set, operands)?;
-        // The time does not depend on the values.
-        let part = self.gemm.largest().with_m(self.problem.m())?;
-        self.gemm_set.holds = Some(Operands { problem: part, ..operands });
-        if self.problem.op().gathers()
-            && let Buffer::Host(x) = &self.set.x
-        {
-            self.shown.show(x.elements())?;
-        }
-        Ok(())
+        self.show_rows()
     }
 
     fn poison(&mut self) -> anyhow::Result<()> {
-        self.ctx.poison(&mut self.set.y)
+        self.ctx.poison_results(self.set)
     }
 
     fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict> {
@@ -179,4 +243,18 @@ impl<T: Element> AnyRows for HostContenders<'_, T> {
 fn clock() -> f64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 * 1e-6
+}
+
+fn host<T: Element>(buffer: &Buffer<T>) -> anyhow::Result<&[T]> {
+    match buffer {
+        Buffer::Host(buffer) => Ok(buffer.elements()),
+        Buffer::Cuda { .. } => bail!("memory of a device on a rank that works on the host"),
+    }
+}
+
+fn host_mut<T: Element>(buffer: &mut Buffer<T>) -> anyhow::Result<&mut [T]> {
+    match buffer {
+        Buffer::Host(buffer) => Ok(buffer.elements_mut()),
+        Buffer::Cuda { .. } => bail!("memory of a device on a rank that works on the host"),
+    }
 }

@@ -8,6 +8,7 @@ pub(crate) mod gpu_contenders;
 mod host_contenders;
 mod measure;
 mod rank;
+mod serial;
 pub(crate) mod serving;
 mod shared_files;
 pub(crate) mod sustained;
@@ -19,22 +20,26 @@ use measure::{Contenders, measure};
 use sustained::sustain;
 
 use crate::end;
-use crate::harness::{Defect, EpilogueSpec, ranks};
+use crate::harness::epilogue::{of_op, problem_with, suffix};
+use crate::harness::{Defect, EpilogueArgs, EpilogueSpec, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::plan::OverrideArgs;
-use crate::report::{self, Origin, Placement, Report, Row, ServingReport, ServingRow};
+use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use flux_core::{DType, Partials, Problem, WorldSize};
-use flux_transport::{Select, TransportKind, World, WorldError};
+use flux_ops::Activation;
+use flux_transport::{Environment, Select, TransportKind, World, WorldError};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 /// Arguments of `flux-bench bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write the results to this file, as JSON
+    /// Write the results to this file, as JSON; `-` is the standard output, and the table then goes
+    /// to the standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -62,7 +67,9 @@ pub(crate) struct Args {
         long,
         value_name = "FILE|mix",
         value_parser = serving::rows,
-        conflicts_with_all = ["ms", "samples", "sustained", "norm"],
+        conflicts_with_all = [
+            "ms", "samples", "sustained", "bias", "residual", "activation", "norm",
+        ],
     )]
     pub trace_m: Option<serving::Source>,
     /// Calls of --trace-m, which begins again at its end; 20000 on GPUs and 64 on the host where
@@ -79,10 +86,10 @@ pub(crate) struct Args {
     /// Have the processes take themselves for ranks of so many hosts, as `launch --hosts` does
     #[arg(long, value_name = "HOSTS", requires = "processes")]
     pub hosts: Option<u32>,
-    /// Add a residual to the sums and normalise their rows: in the op, and by one kernel behind the
-    /// serial path. Of gemm_rs and gemm_ar on GPUs
-    #[arg(long)]
-    pub norm: bool,
+    #[command(flatten)]
+    added: Added,
+    #[command(flatten)]
+    epilogue: EpilogueArgs,
     /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
     /// gemm_ar
     #[arg(
@@ -102,13 +109,32 @@ pub(crate) struct Args {
     defect: Defect,
 }
 
+/// What is added to the sums.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Added {
+    /// Add a bias to the sums. This, residual, activation and norm are parts of the op; behind the
+    /// serial path one kernel computes all of them, or its GEMM those of ag_gemm on the host
+    #[arg(long)]
+    bias: bool,
+    /// Add a residual to the sums. Of gemm_rs and gemm_ar
+    #[arg(long)]
+    residual: bool,
+}
+
 /// One row to be measured.
 #[derive(Clone, Debug)]
 struct BenchCase {
     model: String,
     problem: Problem,
+    epilogue: EpilogueSpec,
     /// Seconds for which each contender is also called back to back.
     sustained: Option<f64>,
+}
+
+impl BenchCase {
+    fn head(&self) -> Head {
+        Head::new(&self.model, &self.problem)
+    }
 }
 
 /// What is to be measured, the same on every rank.
@@ -121,7 +147,6 @@ struct BenchJob {
     samples: u32,
     /// Rows of calls, in place of rounds.
     rows: Option<serving::Trace>,
-    epilogue: EpilogueSpec,
     execution: OverrideArgs,
     transport: Select,
     defect: Defect,
@@ -145,6 +170,7 @@ enum Measurement {
 /// Runs the benchmark, prints the table, writes the file, and says whether all rows verified.
 /// Inside a launch this process is one rank, and rank 0 prints and writes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
+    take_peers_from_nccl(args.transport)?;
     match World::from_env() {
         Ok(world) => {
             return Ok(
@@ -186,7 +212,33 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
 
 /// Before minutes are spent on what cannot be written.
 fn check(args: &Args) -> anyhow::Result<()> {
-    Ok(args.json.as_deref().map_or(Ok(()), crate::atomic_file::check)?)
+    report::check_json(args.json.as_deref())
+}
+
+const NO_PEERS: &str = "NCCL_P2P_DISABLE";
+
+/// Takes peer access from NCCL, whose collectives the op is compared with, where the op goes without
+/// it. Nothing else of the program has begun.
+fn take_peers_from_nccl(transport: Select) -> anyhow::Result<()> {
+    if !leaves_peers_to_nccl(machine::asked(transport)?, std::env::var_os(NO_PEERS).as_deref()) {
+        return Ok(());
+    }
+    // SAFETY: the only thread is the one that runs `main`: ranks, transports and the driver begin
+    // later.
+    unsafe { std::env::set_var(NO_PEERS, "1") };
+    if Environment::read().is_ok_and(|launched| launched.rank.get() > 0) {
+        return Ok(());
+    }
+    end::say(&format!(
+        "{NO_PEERS}=1 is set: over pcie the serial path's NCCL has no peer access either, unless \
+         {NO_PEERS}=0 is given"
+    ));
+    Ok(())
+}
+
+/// Whether NCCL would use peer access beside an op of this transport, with the variable's value.
+fn leaves_peers_to_nccl(transport: Select, variable: Option<&OsStr>) -> bool {
+    transport == Select::Pcie && variable.is_none_or(OsStr::is_empty)
 }
 
 fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
@@ -197,7 +249,8 @@ fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool>
         Measurement::Rounds(rows) => {
             let report =
                 Report { schema: report::SCHEMA, origin, transport, placement, nccl, rows };
-            report::deliver(&report::table(&report), json, &report)?;
+            // The rows are there already.
+            report::deliver(&report::sustained_table(&report.rows), json, &report)?;
             Ok(report.verified())
         }
         Measurement::Serving(serving) => {
@@ -227,20 +280,7 @@ impl BenchJob {
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        let epilogue =
-            EpilogueSpec { residual: args.norm, norm: args.norm, ..EpilogueSpec::default() };
-        Ok(Self {
-            on_gpus,
-            world,
-            dtype,
-            cases,
-            samples,
-            rows,
-            epilogue,
-            execution,
-            transport,
-            defect,
-        })
+        Ok(Self { on_gpus, world, dtype, cases, samples, rows, execution, transport, defect })
     }
 }
 
@@ -250,10 +290,6 @@ fn cases(
     on_gpus: bool,
     rows: Option<&serving::Trace>,
 ) -> anyhow::Result<Vec<BenchCase>> {
-    ensure!(
-        on_gpus || !args.norm,
-        "--norm is timed on GPUs: the host has no serial path with a norm"
-    );
     let layers = match rows {
         // The serial path's collectives have equal shards.
         Some(rows) => {
@@ -261,17 +297,48 @@ fn cases(
         }
         None => args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?,
     };
-    let layers = shapes::with_partials(
-        if args.norm { shapes::with_norm(layers)? } else { layers },
-        args.partials,
-    )?;
+    let layers = shapes::with_partials(layers, args.partials)?;
+    let asked = args.epilogue.spec(args.added.bias, args.added.residual);
+    let given = [
+        ("--residual", true, asked.residual),
+        ("--norm", true, asked.rms_norm.is_some()),
+        ("--activation", false, asked.activation != Activation::None),
+    ];
+    for (option, of_sums, given) in given {
+        let ops = if of_sums { "gemm_rs and gemm_ar" } else { "ag_gemm" };
+        ensure!(
+            !given || layers.iter().any(|layer| layer.problem.op().reduces() == of_sums),
+            "{option} is of {ops}: name it with --ops"
+        );
+    }
     let most =
         layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {
+        let epilogue = of_op(asked, problem.op());
+        let problem = problem_with(epilogue, problem).with_context(|| name.clone())?;
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
-        BenchCase { model: name, problem, sustained }
+        Ok(BenchCase { model: name + &suffix(epilogue), problem, epilogue, sustained })
     };
-    Ok(layers.into_iter().map(case).collect())
+    layers.into_iter().map(case).collect()
 }
 
 pub(crate) const SEED: u64 = 0x5EED_F10C_u64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_keeps_peer_access_but_over_pcie_unless_the_user_gives_it() {
+        let taken = |transport, variable: Option<&str>| {
+            leaves_peers_to_nccl(transport, variable.map(OsStr::new))
+        };
+        assert!(taken(Select::Pcie, None) && taken(Select::Pcie, Some("")));
+        for variable in ["0", "1"] {
+            assert!(!taken(Select::Pcie, Some(variable)));
+        }
+        for transport in [Select::Auto, Select::NvLink, Select::Mixed, Select::Nccl, Select::Host] {
+            assert!(!taken(transport, None), "{transport}");
+        }
+    }
+}

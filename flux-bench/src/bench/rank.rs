@@ -5,6 +5,7 @@
 
 use super::gpu_contenders::{self, GpuContenders};
 use super::host_contenders::HostContenders;
+use super::serial::with_equal_shards;
 use super::serving::{self, Trace};
 use super::watchdog::Watchdog;
 use super::{
@@ -12,14 +13,15 @@ use super::{
 };
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{OperandSet, Operands, RankContext, Verdict, build, build_with};
+use crate::harness::{OperandSet, Operands, RankContext, Verdict, build_with};
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
 use crate::progress;
-use crate::report::{Measured, Placement, Row, ServingRow, Sustained, Verified};
+use crate::report::{
+    Measured, Origin, Placement, Row, RowTable, ServingRow, Setup, Sustained, Verified,
+};
 use anyhow::Context;
-use flux_core::Problem;
 use flux_kernels::{Element, with_element};
 use flux_ops::FusedLinear;
 use flux_transport::internal::nccl::{Comm, UniqueId};
@@ -34,10 +36,28 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
         machine::options(job.transport, world.local_rank(), 1),
     )?)?;
     let placement = Placement::of(world, ctx.comm())?;
-    let rank = RankBench { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
+    let first = world.rank().get() == 0;
+    let table = (first && job.rows.is_none()).then(|| begin_table(job, &ctx, placement));
+    let rank = RankBench { job, ctx: &ctx, bar: bar(job, first), table };
     let rows = with_element!(job.dtype, T, rank.measure::<T>(world))?;
     rank.bar.finish_and_clear();
     Ok(BenchResult { transport: ctx.comm().transport(), placement, rows })
+}
+
+/// Prints the head of the table of rounds, whose rows follow as they are measured.
+fn begin_table(job: &BenchJob, ctx: &RankContext, placement: Placement) -> RowTable {
+    let machine = machine::describe(job.on_gpus, job.world.get(), placement.ranks);
+    let setup = Setup {
+        origin: &Origin::of(&machine),
+        transport: &ctx.comm().transport().to_string(),
+        placement,
+        tp: job.world.get(),
+        dtype: job.dtype.name(),
+        nccl: machine.nccl.as_ref(),
+    };
+    let table = RowTable::of(job.cases.iter().map(BenchCase::head));
+    out::print(&format_args!("{}{}", setup.heading_of_rounds(job.samples), table.head()));
+    table
 }
 
 /// Of all rounds; rank 0 shows it.
@@ -53,6 +73,8 @@ struct RankBench<'a> {
     job: &'a BenchJob,
     ctx: &'a RankContext,
     bar: ProgressBar,
+    /// Of rank 0, where rounds are measured.
+    table: Option<RowTable>,
 }
 
 /// What a rank on a device has beside the op.
@@ -65,12 +87,20 @@ struct Baseline<'a> {
 impl RankBench<'_> {
     fn measure<T: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
         let cases = || self.job.cases.iter();
+        let shown = |row: Row| {
+            if let Some(table) = &self.table {
+                self.bar.suspend(|| out::print(&table.row(&row)));
+            }
+            row
+        };
         Ok(match (&self.job.rows, self.job.on_gpus) {
             (None, false) => Measurement::Rounds(
-                cases().map(|case| self.on_host::<T>(case)).collect::<anyhow::Result<_>>()?,
+                cases()
+                    .map(|case| self.on_host::<T>(case).map(shown))
+                    .collect::<anyhow::Result<_>>()?,
             ),
             (None, true) => Measurement::Rounds(
-                self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline)),
+                self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline).map(shown)),
             ),
             (Some(rows), false) => Measurement::Serving(
                 cases()
@@ -92,18 +122,21 @@ impl RankBench<'_> {
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
-        Ok((op, ctx.operand_set(problem)?, workers))
+        let asked = Overrides { workers: Some(workers), ..asked };
+        let op = build_with(problem, ctx.comm(), asked, case.epilogue)?;
+        Ok((op, ctx.operand_set_with(&with_equal_shards(problem)?, case.epilogue)?, workers))
     }
 
     fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
         let ctx = self.ctx;
         let (op, mut set, workers) = self.built_on_host::<T>(case)?;
-        let verdict = verify(ctx, &op, &mut set, self.job)?;
+        let verdict = self.verify(case, &op, &mut set)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
+        let serial = contenders.verify()?;
         let times = self.times(case, &mut contenders)?;
         drop(contenders);
-        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job)?))
+        let verdict = verdict.merge(self.verify(case, &op, &mut set)?);
+        self.row(case, &op, &times, verdict, serial)
     }
 
     fn serve_on_host<T: Element>(
@@ -129,7 +162,7 @@ impl RankBench<'_> {
             let need = job
                 .cases
                 .iter()
-                .map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm))
+                .map(|case| gpu_contenders::device_bytes(&case.problem, case.epilogue))
                 .max()
                 .unwrap_or(0);
             tracing::debug!(bytes = need, "operands on each device");
@@ -157,8 +190,8 @@ impl RankBench<'_> {
     ) -> anyhow::Result<ServingRow> {
         let ctx = self.ctx;
         self.bar.set_message(case.problem.to_string());
-        let op =
-            build(&case.problem, ctx.comm(), self.job.execution.on(ctx.comm(), &case.problem)?)?;
+        let asked = self.job.execution.on(ctx.comm(), &case.problem)?;
+        let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
         let mut sets = [ctx.operand_set::<T>(&case.problem)?];
         ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
         let mut contenders =
@@ -174,22 +207,19 @@ impl RankBench<'_> {
     fn on_gpu<T: Element>(&self, case: &BenchCase, baseline: &Baseline<'_>) -> anyhow::Result<Row> {
         let (job, ctx) = (self.job, self.ctx);
         self.bar.set_message(case.problem.to_string());
-        let op = build_with(
-            &case.problem,
-            ctx.comm(),
-            job.execution.on(ctx.comm(), &case.problem)?,
-            job.epilogue,
-        )?;
-        let sets = (0..gpu_contenders::SETS)
-            .map(|_| ctx.operand_set_with::<T>(op.largest(), job.epilogue));
+        let asked = job.execution.on(ctx.comm(), &case.problem)?;
+        let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
+        let padded = with_equal_shards(&case.problem)?;
+        let sets =
+            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with::<T>(&padded, case.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
-        let verdict = verify(ctx, &op, &mut sets[0], job)?;
+        let verdict = self.verify(case, &op, &mut sets[0])?;
         for (call, set) in sets.iter_mut().enumerate() {
-            ctx.fill(
-                set,
-                Operands::new(*op.largest(), SEED, call as u64, Fill::Uniform)
-                    .with_epilogue(job.epilogue),
-            )?;
+            // The serial path's further rows stay.
+            for problem in [padded, case.problem] {
+                let operands = Operands::new(problem, SEED, call as u64, Fill::Uniform);
+                ctx.fill(set, operands.with_epilogue(case.epilogue))?;
+            }
         }
         let mut contenders =
             GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
@@ -198,14 +228,32 @@ impl RankBench<'_> {
             Ok((contenders.verify()?, self.times(case, &mut contenders)?))
         });
         // Here, while all that a collective may still use is there.
-        let (of_baseline, times) =
+        let (serial, times) =
             measured.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error));
         drop(contenders);
-        if !of_baseline.ok() {
-            out::note(&format!("{}, the baseline: {of_baseline}", case.problem));
-        }
-        let verdict = verdict.merge(of_baseline.of_wrong_elements());
-        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job)?))
+        let verdict = verdict.merge(self.verify(case, &op, &mut sets[0])?);
+        self.row(case, &op, &times, verdict, serial)
+    }
+
+    /// Verifies one call with integers, exactly, and one with random data, within the bound.
+    fn verify<T: Element>(
+        &self,
+        case: &BenchCase,
+        op: &FusedLinear,
+        set: &mut OperandSet<T>,
+    ) -> anyhow::Result<Verdict> {
+        let (ctx, job) = (self.ctx, self.job);
+        let mut call = |fill| {
+            let operands = Operands::new(case.problem, SEED, 0, fill);
+            ctx.fill(set, operands.with_epilogue(case.epilogue))?;
+            ctx.poison_results(set)?;
+            ctx.forward(op, set)?;
+            ctx.sync(op)?;
+            job.defect.apply(ctx, set)?;
+            ctx.verify(set, &op.plan(op.max_m())?)
+        };
+        let exact = call(Fill::SmallInts)?.of_wrong_elements();
+        Ok(exact.merge(call(Fill::Uniform)?))
     }
 
     fn times(
@@ -222,18 +270,23 @@ impl RankBench<'_> {
         Ok((measured, sustained))
     }
 
-    /// The row, of what all ranks found. Collective.
+    /// The row, of what all ranks found of op and serial path. Collective.
     fn row(
         &self,
         case: &BenchCase,
         op: &FusedLinear,
         times: &(Measured, Option<Sustained>),
-        mine: Verdict,
+        of_op: Verdict,
+        of_serial: Verdict,
     ) -> anyhow::Result<Row> {
-        let verdict = mine.of_all_ranks(self.ctx.comm())?;
-        if !verdict.ok() && self.ctx.rank().get() == 0 {
-            out::note(&format!("{}: {verdict}", case.problem));
+        let comm = self.ctx.comm();
+        let (of_op, of_serial) = (of_op.of_all_ranks(comm)?, of_serial.of_all_ranks(comm)?);
+        for (of, verdict) in [("", &of_op), (", the serial path", &of_serial)] {
+            if !verdict.ok() && comm.rank().get() == 0 {
+                out::note(&format!("{}{of}: {verdict}", case.problem));
+            }
         }
+        let verdict = of_op.merge(of_serial);
         let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let row = Row::new(
@@ -244,7 +297,10 @@ impl RankBench<'_> {
             verified,
             self.job.samples,
         );
-        Ok(Row { execution: Some(op.execution(op.max_m())?.clone().into()), sustained, ..row })
+        let padded = with_equal_shards(&case.problem)?.m();
+        let serial_m = (padded != case.problem.m()).then_some(padded);
+        let execution = Some(op.execution(op.max_m())?.clone().into());
+        Ok(Row { execution, serial_m, sustained, ..row })
     }
 }
 
@@ -256,24 +312,4 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
     mine.context("the serial baseline needs NCCL")?;
     let id = all.first().and_then(|said| said.as_slice().try_into().ok());
     Ok(UniqueId::from_bytes(id.context("rank 0 has no NCCL, which the serial baseline needs")?))
-}
-
-/// Verifies one call with integers, exactly, and one with random data, within the bound.
-fn verify<T: Element>(
-    ctx: &RankContext,
-    op: &FusedLinear,
-    set: &mut OperandSet<T>,
-    job: &BenchJob,
-) -> anyhow::Result<Verdict> {
-    let problem: Problem = *op.largest();
-    let mut call = |fill| {
-        ctx.fill(set, Operands::new(problem, SEED, 0, fill).with_epilogue(job.epilogue))?;
-        ctx.poison(&mut set.y)?;
-        ctx.forward(op, set)?;
-        ctx.sync(op)?;
-        job.defect.apply(ctx, set)?;
-        ctx.verify(set, &op.plan(op.max_m())?)
-    };
-    let exact = call(Fill::SmallInts)?.of_wrong_elements();
-    Ok(exact.merge(call(Fill::Uniform)?))
 }

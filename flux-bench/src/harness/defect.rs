@@ -1,7 +1,6 @@
 //! What is wrong with a run that is made to see that it is found.
 
 use crate::harness::{OperandSet, RankContext, elements};
-use anyhow::Context;
 use flux_kernels::Element;
 
 /// Defects that tests ask for.
@@ -22,8 +21,8 @@ impl Defect {
         if !self.spoil || ctx.rank().get() + 1 < ctx.comm().world_size().get() {
             return Ok(());
         }
-        let (weight, holds) = (set.more.len(), set.holds);
-        let last = set.results_mut().last().context("no results")?;
+        let (weight, holds) = (set.weights.len() - 1, set.holds);
+        let last = &mut set.weights[weight].y;
         let mut y = ctx.download(last)?;
         // The set may hold room for more rows.
         let held =

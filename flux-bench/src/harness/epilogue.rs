@@ -1,81 +1,105 @@
-//! What an op does to its sums before it rounds them, and to the rounded rows.
+//! What an op does to its sums before it rounds them, and to the rounded rows: as the command line
+//! says it, and by name.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem, ProblemError};
-use flux_ops::{Activation, GateLayout};
-use std::fmt;
+use flux_ops::binding::NamedActivation;
+use flux_ops::{Activation, EpilogueSpec, GateLayout};
 
-/// Bias, residual, activation, gates and norm of an op; none by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EpilogueSpec {
-    /// Whether a bias is added.
-    pub bias: bool,
-    /// Whether a residual is added to a sum over ranks.
-    pub residual: bool,
-    /// Applied after both.
-    pub activation: Activation,
-    /// How gates and ups lie in the weights, where activated gates are multiplied by ups.
-    pub gates: Option<GateLayout>,
-    /// Whether the rows of a sum are also normalised.
-    pub norm: bool,
+/// An epilogue as the command line says it, but for what a command finds in a file.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct EpilogueArgs {
+    /// Applied to sums and bias: an activation, or one of gates that are multiplied by ups. Of
+    /// ag_gemm
+    #[arg(
+        long,
+        visible_alias = "gates",
+        value_name = "NAME",
+        default_value = "none",
+        value_parser = activations(),
+    )]
+    pub activation: NamedActivation,
+    /// Also normalise the rows of the result, by RMSNorm with this epsilon. Of gemm_rs and gemm_ar
+    #[arg(long, value_name = "EPS", value_parser = eps)]
+    pub norm: Option<f32>,
 }
 
-/// What is added to the mean of a row's squares.
-pub(crate) const EPS: f32 = 1e-5;
+/// Reads one of the activations, which the help lists.
+fn activations() -> impl TypedValueParser<Value = NamedActivation> {
+    let named = |word: String| NamedActivation::ALL.into_iter().find(|named| named.name == word);
+    PossibleValuesParser::new(NamedActivation::ALL.map(|named| named.name))
+        .try_map(move |word| named(word).ok_or("no activation"))
+}
 
-impl EpilogueSpec {
-    /// A bias with everything that `op` can add to the sum with it, or apply to it.
-    pub fn with_bias(op: OpKind) -> impl Iterator<Item = Self> {
-        let bias = Self { bias: true, ..Self::default() };
-        let with = move |&activation| Self { activation, ..bias };
-        let sums = [Self { residual: true, ..bias }, Self { residual: true, norm: true, ..bias }];
-        let gated = |(activation, layout)| Self { activation, gates: Some(layout), ..bias };
-        let gated = [
-            (Activation::Silu, GateLayout::Concatenated),
-            (Activation::Gelu, GateLayout::Interleaved),
-        ]
-        .map(gated);
-        let gated = gated.into_iter().filter(move |_| !op.reduces());
-        Activation::of(op)
-            .iter()
-            .map(with)
-            .chain(sums.into_iter().filter(move |_| op.reduces()))
-            .chain(gated)
-    }
-
-    /// The same without gates where the columns of `problem`, or those of a plan's tile, cannot
-    /// have them.
-    pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
-        let whole = problem.with_gates().is_ok() && plan.is_none_or(|plan| plan.tile.holds_gates());
-        if whole { self } else { Self { gates: None, ..self } }
-    }
-
-    /// The problem of an op with this epilogue, whose ranks split gates with their ups.
-    pub(crate) fn problem(self, problem: Problem) -> Result<Problem, ProblemError> {
-        if self.gates.is_some() { problem.with_gates() } else { Ok(problem) }
-    }
-
-    /// Whether integers stay integers, so that the result is known to the last bit.
-    pub fn is_exact(self) -> bool {
-        self.activation.is_exact()
+fn eps(word: &str) -> Result<f32, String> {
+    match word.parse::<f32>() {
+        Ok(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
+        _ => Err(format!("{word:?} is no number of 0 and more, as in 1e-6")),
     }
 }
 
-/// What follows the name of a case.
-impl fmt::Display for EpilogueSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.bias {
-            f.write_str("+bias")?;
-        }
-        if self.residual {
-            f.write_str("+residual")?;
-        }
-        if self.activation != Activation::None {
-            write!(f, "+{}", self.activation)?;
-        }
-        if let Some(layout) = self.gates {
-            write!(f, "+{layout}-gates")?;
-        }
-        f.write_str(if self.norm { "+norm" } else { "" })
+impl EpilogueArgs {
+    /// All of it, with a bias and a residual where they are wanted.
+    pub(crate) fn spec(&self, bias: bool, residual: bool) -> EpilogueSpec {
+        let NamedActivation { activation, gates, .. } = self.activation;
+        let rms_norm = self.norm.map(Into::into);
+        EpilogueSpec { bias, residual, activation, gates, rms_norm }
     }
+}
+
+/// What of an epilogue `op` has.
+pub(crate) fn of_op(epilogue: EpilogueSpec, op: OpKind) -> EpilogueSpec {
+    if op.gathers() {
+        EpilogueSpec { residual: false, rms_norm: None, ..epilogue }
+    } else {
+        EpilogueSpec { activation: Activation::None, gates: None, ..epilogue }
+    }
+}
+
+/// A bias with everything that `op` can add to the sum with it, or apply to it.
+pub fn with_bias(op: OpKind) -> impl Iterator<Item = EpilogueSpec> {
+    let bias = EpilogueSpec { bias: true, ..EpilogueSpec::default() };
+    let with = move |&activation| EpilogueSpec { activation, ..bias };
+    let residual = EpilogueSpec { residual: true, ..bias };
+    let sums = [residual, EpilogueSpec { rms_norm: Some(1e-5.into()), ..residual }];
+    let gated = |(activation, layout)| EpilogueSpec { activation, gates: Some(layout), ..bias };
+    let gated =
+        [(Activation::Silu, GateLayout::Concatenated), (Activation::Gelu, GateLayout::Interleaved)]
+            .map(gated);
+    let gated = gated.into_iter().filter(move |_| !op.reduces());
+    Activation::of(op)
+        .iter()
+        .map(with)
+        .chain(sums.into_iter().filter(move |_| op.reduces()))
+        .chain(gated)
+}
+
+/// The same without gates where the columns of `problem`, or those of a plan's tile, cannot have
+/// them.
+pub(crate) fn for_columns_of(
+    epilogue: EpilogueSpec,
+    problem: &Problem,
+    plan: Option<&Plan>,
+) -> EpilogueSpec {
+    let whole = problem.with_gates().is_ok() && plan.is_none_or(|plan| plan.tile.holds_gates());
+    if whole { epilogue } else { EpilogueSpec { gates: None, ..epilogue } }
+}
+
+/// The problem of an op with this epilogue, whose ranks split gates with their ups.
+pub(crate) fn problem_with(
+    epilogue: EpilogueSpec,
+    problem: Problem,
+) -> Result<Problem, ProblemError> {
+    if epilogue.gates.is_some() { problem.with_gates() } else { Ok(problem) }
+}
+
+/// What follows the name of a case, as in `+bias+swiglu`.
+pub(crate) fn suffix(epilogue: EpilogueSpec) -> String {
+    let EpilogueSpec { bias, residual, activation, gates, rms_norm } = epilogue;
+    let named = NamedActivation::ALL.into_iter().skip(1);
+    let activation = named.filter(|named| (named.activation, named.gates) == (activation, gates));
+    let words = [("bias", bias), ("residual", residual), ("norm", rms_norm.is_some())];
+    let words = words.into_iter().filter(|(_, given)| *given).map(|(word, _)| word);
+    words.chain(activation.map(|named| named.name)).flat_map(|word| ["+", word]).collect()
 }

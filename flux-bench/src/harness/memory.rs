@@ -30,6 +30,14 @@ impl<T: Element> Buffer<T> {
         }
     }
 
+    /// Where it lies, to be read and written: in host memory or on the rank's device.
+    pub(crate) fn address(&mut self) -> u64 {
+        match self {
+            Self::Host(buffer) => buffer.elements_mut().as_mut_ptr().expose_provenance() as u64,
+            Self::Cuda { block, .. } => block.address(),
+        }
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

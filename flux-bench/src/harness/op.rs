@@ -1,10 +1,8 @@
 //! A fused op of a problem, as the command line asks for it.
 
-use crate::harness::EpilogueSpec;
-use crate::harness::epilogue::EPS;
 use crate::plan::Overrides;
 use flux_core::{OpKind, Problem};
-use flux_ops::{FusedLinear, OpSpec};
+use flux_ops::{EpilogueSpec, FusedLinear, OpSpec};
 use flux_transport::{Communicator, Mover};
 
 /// The ops that ranks of `comm` can make: only a library's collective carries a GEMM-AllReduce
@@ -50,10 +48,8 @@ pub(crate) fn build_traced(
 }
 
 fn spec(problem: &Problem, overrides: Overrides, epilogue: EpilogueSpec) -> OpSpec {
-    let EpilogueSpec { bias, residual, activation, gates, norm } = epilogue;
-    let rms_norm = norm.then(|| EPS.into());
     let mut spec = OpSpec::of_problem(problem);
-    spec.epilogue = flux_ops::EpilogueSpec { bias, residual, activation, gates, rms_norm };
+    spec.epilogue = epilogue;
     spec.plan = overrides.plan;
     spec.launch.workers = overrides.workers;
     spec.batch_invariant = overrides.batch_invariant;

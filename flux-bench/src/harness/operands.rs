@@ -2,9 +2,8 @@
 //!
 //! Invariant: what is generated depends on nothing but these.
 
-use crate::harness::EpilogueSpec;
-use crate::harness::Fill;
 use crate::harness::data::{self, Window, y_window};
+use crate::harness::{EpilogueSpec, Fill};
 use flux_core::{Problem, Rank};
 use flux_ops::GateLayout;
 
@@ -65,10 +64,15 @@ impl Operands {
 
     /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.
     pub(crate) fn y_window(&self, rank: Rank) -> Window {
-        let window = y_window(&self.problem, rank);
-        let of_product = |cols| GateLayout::result_cols(self.epilogue.gates, cols);
-        Window { col0: of_product(window.col0), cols: of_product(window.cols), ..window }
+        result_window(&self.problem, self.epilogue.gates, rank)
     }
+}
+
+/// What of all ranks' results is `rank`'s `y`, with gates half of the product's columns.
+pub(crate) fn result_window(problem: &Problem, gates: Option<GateLayout>, rank: Rank) -> Window {
+    let window = y_window(problem, rank);
+    let of_product = |cols| GateLayout::result_cols(gates, cols);
+    Window { col0: of_product(window.col0), cols: of_product(window.cols), ..window }
 }
 
 /// What of the global `[1, n]` bias is `rank`'s: the columns of its product.

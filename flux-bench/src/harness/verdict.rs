@@ -1,6 +1,8 @@
 //! What a comparison with the reference finds.
 
 use anyhow::Context;
+use flux_core::plan::{CommMode, Plan};
+use flux_core::{Nodes, OpKind};
 use flux_testkit::reference::Finished;
 use flux_transport::Communicator;
 use serde::{Deserialize, Serialize};
@@ -30,6 +32,26 @@ pub struct Violation {
     pub row: u32,
     /// Column of that rank's `y`.
     pub col: u32,
+}
+
+/// Which sums are rounded before the last rounding: this follows from what made a result.
+#[derive(Clone, Copy, Debug)]
+pub struct MadeBy {
+    /// Whether tiles were flattened: a rank then rounds its own partial sums too.
+    pub flattened: bool,
+    /// Whether a library's collective added rounded partial sums, in an order that is not known, or
+    /// a product was rounded before the rest of the epilogue.
+    pub unfused: bool,
+    /// Whose sums go to other nodes.
+    pub nodes: Nodes,
+}
+
+impl MadeBy {
+    /// An op on these nodes.
+    pub(crate) fn plan(plan: &Plan, op: OpKind, nodes: Nodes) -> Self {
+        let unfused = plan.comm == CommMode::Sequential && op.reduces();
+        Self { flattened: plan.is_flattened(), unfused, nodes }
+    }
 }
 
 impl Verdict {

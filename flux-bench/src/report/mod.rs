@@ -5,6 +5,7 @@
 mod date;
 mod execution;
 mod head;
+mod json;
 mod origin;
 mod peers;
 mod placement;
@@ -16,6 +17,7 @@ pub use crate::machine::Ranks;
 pub(crate) use date::now;
 pub use execution::Execution;
 pub(crate) use head::Head;
+pub(crate) use json::{check_json, write_json};
 pub(crate) use origin::Origin;
 pub use peers::PeersReport;
 pub(crate) use peers::table as peers_table;
@@ -24,9 +26,9 @@ pub use placement::Placement;
 pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::Sustained;
-pub(crate) use table::{aligned, ms, on, resolved, what_it_shows};
+pub(crate) use sustained::table as sustained_table;
+pub(crate) use table::{RowTable, Setup, aligned, ms, resolved, what_it_shows};
 
-use crate::atomic_file;
 use crate::harness::Times;
 use crate::out;
 use flux_core::{Problem, metrics};
@@ -84,8 +86,11 @@ pub struct Row {
     /// Largest deviation from the fp64 reference, over its largest element.
     pub max_rel_err: f64,
     /// Whether random data were within the derived bound and integers exact, over the whole output
-    /// on every rank; on GPUs the baseline's integers too.
+    /// on every rank, and the serial path within its own.
     pub verified: bool,
+    /// Rows of the serial path and its GEMM, where these pad them for shards of equal length.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial_m: Option<u32>,
     /// Rounds measured.
     pub samples: u32,
     /// Those of them that were left out; absent where none was.
@@ -185,6 +190,7 @@ impl Row {
             tflops: metrics::tflops(problem.flop_per_rank(), op),
             max_rel_err: verified.max_rel_err,
             verified: verified.ok,
+            serial_m: None,
             samples,
             late: measured.late,
             enqueue_ms: measured.enqueue,
@@ -200,23 +206,14 @@ impl Report {
     }
 }
 
-/// The report as text: the rounds, then calls back to back where they were measured.
-pub(crate) fn table(report: &Report) -> String {
-    table::table(report) + &sustained::table(&report.rows)
-}
-
-/// Prints a report's table and, where a file is asked for, writes the report there as JSON.
+/// Prints a report's table and, where it is asked for, writes the report as JSON.
 pub(crate) fn deliver(
     table: &str,
     json: Option<&Path>,
     report: &impl Serialize,
 ) -> anyhow::Result<()> {
     out::print(&table);
-    if let Some(path) = json {
-        atomic_file::write_json(path, report)?;
-        out::line(&format_args!("\nwritten to {}", path.display()));
-    }
-    Ok(())
+    json.map_or(Ok(()), |path| write_json(path, report))
 }
 
 /// The median, as a time.

@@ -1,7 +1,7 @@
 //! Calls with other rows in each, the op beside the serial path.
 
 use super::table::aligned;
-use super::{Head, Origin, Placement, ms, on, what_it_shows};
+use super::{Head, Origin, Placement, Setup, ms, what_it_shows};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,14 @@ impl ServingReport {
 
     pub(crate) fn table(&self) -> String {
         let first = self.serving.first();
-        let (tp, dtype) = first.map_or((0, ""), |row| (row.head.tp, row.head.dtype.as_str()));
+        let setup = Setup {
+            origin: &self.origin,
+            transport: &self.transport,
+            placement: self.placement,
+            tp: first.map_or(0, |row| row.head.tp),
+            dtype: first.map_or("", |row| &row.head.dtype),
+            nccl: self.nccl.as_ref(),
+        };
         let head = [
             "op",
             "model",
@@ -160,9 +167,8 @@ impl ServingReport {
             format!("{}, {} numbers of rows in {} calls", row.trace, row.different_rows, row.calls)
         });
         format!(
-            "{}rows of {trace}; total times on the slowest rank; memory before, amid and after; \
+            "{setup}rows of {trace}; total times on the slowest rank; memory before, amid and after; \
              elements verified\n{}\n{}",
-            on(&self.origin, (&self.transport, self.placement, tp, dtype), self.nccl.as_ref()),
             what_it_shows(&self.transport),
             aligned(&lines)
         )

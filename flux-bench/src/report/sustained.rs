@@ -48,7 +48,7 @@ impl Sustained {
 }
 
 /// The rows that have it as text, beside their rounds.
-pub(super) fn table(rows: &[Row]) -> String {
+pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {
         let Some(s) = &row.sustained else { continue };

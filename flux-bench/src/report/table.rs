@@ -1,7 +1,8 @@
 //! The table of a report: medians, the spread of the op, and its enqueue time.
 
-use super::{Late, Origin, Placement, Report, Row};
+use super::{Head, Late, Origin, Placement, Row};
 use crate::harness::Times;
+use std::fmt;
 use std::fmt::Write as _;
 
 const HEAD: [&str; 14] = [
@@ -9,15 +10,42 @@ const HEAD: [&str; 14] = [
     "ECT ms", "E %", "TFLOP/s",
 ];
 
-/// The report as text: a head, then a line a row.
-pub(crate) fn table(report: &Report) -> String {
-    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
-    lines[0].push("verified".to_owned());
-    for r in &report.rows {
-        let verified =
+/// Least widths of the columns, by the longest figures of ordinary rows: rows are printed as they
+/// are measured.
+const WIDTHS: [usize; 15] = [8, 5, 5, 5, 5, 7, 11, 7, 6, 6, 8, 6, 5, 7, 12];
+
+/// The table of a report, row by row.
+pub(crate) struct RowTable {
+    widths: Vec<usize>,
+}
+
+impl RowTable {
+    /// For rows of these problems.
+    pub(crate) fn of(heads: impl Iterator<Item = Head>) -> Self {
+        let mut widths = WIDTHS.to_vec();
+        for head in heads {
+            for (width, cell) in widths.iter_mut().zip(head.cells()) {
+                *width = cell.len().max(*width);
+            }
+        }
+        Self { widths }
+    }
+
+    /// The line above the rows.
+    pub(crate) fn head(&self) -> String {
+        line(&self.widths, HEAD.iter().chain(&["verified"]))
+    }
+
+    /// The line of a row.
+    pub(crate) fn row(&self, r: &Row) -> String {
+        let mut verified =
             if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() };
-        let verified =
-            if r.late.op > 0 { format!("{verified}, {} late", r.late.op) } else { verified };
+        if r.late.op > 0 {
+            let _ = write!(verified, ", {} late", r.late.op);
+        }
+        if let Some(padded) = r.serial_m {
+            let _ = write!(verified, ", serial pads m to {padded}");
+        }
         let figures = [
             ms(r.t_op_ms.median),
             format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),
@@ -32,9 +60,8 @@ pub(crate) fn table(report: &Report) -> String {
             if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
             verified,
         ];
-        lines.push(r.head.cells().into_iter().chain(figures).collect());
+        line(&self.widths, r.head.cells().iter().chain(&figures))
     }
-    heading(report) + &aligned(&lines)
 }
 
 /// Lines of equally many cells as columns: the first two words, the others numbers.
@@ -43,19 +70,24 @@ pub(crate) fn aligned(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
         (0..columns).map(|c| lines.iter().map(|l| l[c].len()).max().unwrap_or(0)).collect();
-    for line in lines {
-        for (c, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            // Words to the left, numbers to the right.
-            let _ = if c < 2 {
-                write!(text, "{cell:<width$}  ")
-            } else {
-                write!(text, "{cell:>width$}  ")
-            };
-        }
-        text.truncate(text.trim_end().len());
-        text.push('\n');
+    for cells in lines {
+        text += &line(&widths, cells);
     }
     text
+}
+
+/// A line of cells: the first two to the left, as they are words, and numbers to the right.
+fn line(widths: &[usize], cells: impl IntoIterator<Item = impl fmt::Display>) -> String {
+    let mut text = String::new();
+    for (column, (cell, width)) in cells.into_iter().zip(widths).enumerate() {
+        let _ = if column < 2 {
+            write!(text, "{cell:<width$}  ")
+        } else {
+            write!(text, "{cell:>width$}  ")
+        };
+    }
+    text.truncate(text.trim_end().len());
+    text + "\n"
 }
 
 /// Fewest samples that have a spread.
@@ -74,18 +106,6 @@ pub(super) fn stands_out(serial: &Times, gemm: &Times, samples: u32) -> bool {
     samples >= LEAST_SAMPLES && serial.median - gemm.median > spread(serial).max(spread(gemm))
 }
 
-fn heading(report: &Report) -> String {
-    let tp = report.rows.first().map_or(0, |r| r.head.tp);
-    let dtype = report.rows.first().map_or("", |r| &r.head.dtype);
-    let samples = report.rows.first().map_or(0, |r| r.samples);
-    format!(
-        "{}medians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - \
-         T_gemm)\n{}\n",
-        on(&report.origin, (&report.transport, report.placement, tp, dtype), report.nccl.as_ref()),
-        what_it_shows(&report.transport),
-    )
-}
-
 /// A line that says what times on the host mean; nothing for GPUs.
 pub(crate) fn what_it_shows(transport: &str) -> &'static str {
     if transport == "host" {
@@ -96,21 +116,42 @@ pub(crate) fn what_it_shows(transport: &str) -> &'static str {
     }
 }
 
-/// The line that says what a table was measured on.
-pub(crate) fn on(
-    origin: &Origin,
-    (transport, placement, tp, dtype): (&str, Placement, u32, &str),
-    nccl: Option<&String>,
-) -> String {
-    let version =
-        |name, value: Option<&String>| value.map_or_else(String::new, |v| format!(", {name} {v}"));
-    format!(
-        "{}, transport {transport}, TP {tp}, {dtype}{placement}{}{}{}\n",
-        origin.device,
-        version("driver", origin.driver.as_ref()),
-        version("CUDA", origin.cuda.as_ref()),
-        version("NCCL", nccl),
-    )
+/// What a table was measured on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup<'a> {
+    pub(crate) origin: &'a Origin,
+    pub(crate) transport: &'a str,
+    pub(crate) placement: Placement,
+    pub(crate) tp: u32,
+    pub(crate) dtype: &'a str,
+    pub(crate) nccl: Option<&'a String>,
+}
+
+impl Setup<'_> {
+    /// The lines above a table of so many rounds.
+    pub(crate) fn heading_of_rounds(&self, samples: u32) -> String {
+        format!(
+            "{self}medians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - \
+             T_gemm)\n{}\n",
+            what_it_shows(self.transport)
+        )
+    }
+}
+
+/// One line.
+impl fmt::Display for Setup<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { origin, transport, placement, tp, dtype, nccl } = self;
+        write!(f, "{}, transport {transport}, TP {tp}, {dtype}{placement}", origin.device)?;
+        let versions =
+            [("driver", origin.driver.as_ref()), ("CUDA", origin.cuda.as_ref()), ("NCCL", *nccl)];
+        for (name, version) in versions {
+            if let Some(version) = version {
+                write!(f, ", {name} {version}")?;
+            }
+        }
+        f.write_str("\n")
+    }
 }
 
 /// Three significant digits or more, as the host's milliseconds and a GPU's microseconds both need.

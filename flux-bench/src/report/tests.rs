@@ -34,6 +34,23 @@ fn report() -> Report {
     }
 }
 
+/// All that is printed of a report.
+fn table(report: &Report) -> String {
+    let first = &report.rows[0];
+    let setup = Setup {
+        origin: &report.origin,
+        transport: &report.transport,
+        placement: report.placement,
+        tp: first.head.tp,
+        dtype: &first.head.dtype,
+        nccl: report.nccl.as_ref(),
+    };
+    let lines = RowTable::of(report.rows.iter().map(|row| row.head.clone()));
+    let rows: String = report.rows.iter().map(|row| lines.row(row)).collect();
+    let heading = setup.heading_of_rounds(first.samples);
+    heading + &lines.head() + &rows + &sustained_table(&report.rows)
+}
+
 #[test]
 fn a_row_derives_its_figures_from_the_medians() {
     let row = &report().rows[0];
@@ -47,7 +64,7 @@ fn the_file_has_the_fields_of_the_schema_and_reads_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.json");
     let report = report();
-    atomic_file::write_json(&path, &report).unwrap();
+    crate::atomic_file::write_json(&path, &report).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 
@@ -110,6 +127,25 @@ fn rounds_that_were_left_out_are_told() {
         serde_json::json!({ "op": 3, "gemm": 0, "comm": 0, "serial": 1 })
     );
     assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[test]
+fn rows_that_the_serial_path_adds_are_told() {
+    let mut report = report();
+    assert!(!table(&report).contains("pads"));
+    report.rows[0].serial_m = Some(8200);
+    let told = "  yes, 1.5e-3, serial pads m to 8200";
+    assert!(table(&report).lines().any(|line| line.ends_with(told)), "{}", table(&report));
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["rows"][0]["serial_m"], 8200);
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[test]
+fn a_table_that_is_printed_row_by_row_is_aligned() {
+    let lines = RowTable::of([report().rows[0].head.clone()].into_iter());
+    let ends = |line: String| line.find("  T_op ms").or(line.find("1.730")).unwrap();
+    assert_eq!(ends(lines.head()) + "  T_op ms".len(), ends(lines.row(&report().rows[0])) + 5);
 }
 
 #[test]

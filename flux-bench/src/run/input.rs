@@ -1,7 +1,7 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] has whole `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`,
-//! of one 16-bit type.
+//! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, and of what is wanted beside
+//! them what the file has, all of one 16-bit type.
 
 use flux_core::DType;
 use safetensors::tensor::TensorView;
@@ -30,16 +30,17 @@ pub(super) enum InputError {
     Damaged { path: PathBuf, reason: String },
     /// A tensor is missing.
     #[error(
-        "{} has no tensor {name:?}, and x, w and perhaps bias are read; it has {found}",
-        path.display()
+        "{} has no tensor {name:?}, and {} are read; it has {found}",
+        path.display(),
+        READ
     )]
     Missing { path: PathBuf, name: &'static str, found: String },
     /// A tensor has the wrong number of dimensions.
     #[error("tensor {name:?} has the shape {shape:?}: a matrix is needed")]
     NotAMatrix { name: &'static str, shape: Vec<usize> },
-    /// The bias is not one number for each row of `w`.
-    #[error("tensor \"bias\" has the shape {shape:?}: [{n}] is needed, a number for each row of w")]
-    Bias { shape: Vec<usize>, n: usize },
+    /// A tensor beside `x` and `w` does not suit them.
+    #[error("tensor {name:?} has the shape {shape:?}: {needed:?} is needed, {of}")]
+    Shape { name: &'static str, shape: Vec<usize>, needed: Vec<usize>, of: &'static str },
     /// A tensor has another element type.
     #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all")]
     Type { name: &'static str, dtype: String },
@@ -50,6 +51,9 @@ pub(super) enum InputError {
     )]
     Mismatch { m: usize, k_x: usize, n: usize, k_w: usize },
 }
+
+/// Names of tensors, for an error.
+const READ: &str = "x, w, and perhaps bias, residual and gain";
 
 /// How a pointer file begins (git-lfs, `docs/spec.md`).
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -65,27 +69,38 @@ pub(super) struct Input {
     pub k: usize,
     /// Element type of all.
     pub dtype: DType,
-    /// Names of the tensors that are none of these.
+    /// Names of the tensors that are not read.
     pub unused: Vec<String>,
     file: Vec<u8>,
     x: Range<usize>,
     w: Range<usize>,
     bias: Option<Range<usize>>,
+    residual: Option<Range<usize>>,
+    gain: Option<Range<usize>>,
+}
+
+/// What is read beside `x`, `w` and a bias.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted {
+    /// `[m, n]`, where the file has one.
+    pub residual: bool,
+    /// `[n]`, which the file must have.
+    pub gain: bool,
 }
 
 impl Input {
     /// Reads and checks a file.
-    pub(super) fn read(path: &Path) -> Result<Self, InputError> {
+    pub(super) fn read(path: &Path, wanted: Wanted) -> Result<Self, InputError> {
         let unread = |source| InputError::Read { path: path.to_owned(), source };
         // Before it is opened: that alone would wait for who writes into a pipe.
         if !std::fs::metadata(path).map_err(unread)?.is_file() {
             return Err(InputError::NotAFile(path.to_owned()));
         }
         let file = std::fs::read(path).map_err(unread)?;
-        Self::parse(path, file)
+        Self::parse(path, file, wanted)
     }
 
-    fn parse(path: &Path, file: Vec<u8>) -> Result<Self, InputError> {
+    fn parse(path: &Path, file: Vec<u8>, wanted: Wanted) -> Result<Self, InputError> {
         if file.starts_with(LFS_POINTER) {
             return Err(InputError::LfsPointer(path.to_owned()));
         }
@@ -99,20 +114,38 @@ impl Input {
         if k_x != k_w {
             return Err(InputError::Mismatch { m, k_x, n, k_w });
         }
-        let bias = bias(&file, &tensors, n, x_type)?;
-        let mut unused: Vec<_> = tensors
-            .names()
-            .into_iter()
-            .filter(|name| !["x", "w", "bias"].contains(name))
-            .map(str::to_owned)
-            .collect();
+        let of_w = "a number for each row of w";
+        let further = |wanted: bool, name, needed: &[usize], of| {
+            if wanted { further(&file, &tensors, name, x_type, needed, of) } else { Ok(None) }
+        };
+        let bias = further(true, "bias", &[n], of_w)?;
+        let residual = further(wanted.residual, "residual", &[m, n], "as y has")?;
+        let gain = further(wanted.gain, "gain", &[n], of_w)?;
+        if wanted.gain && gain.is_none() {
+            let found = found("gain", tensors.names());
+            return Err(InputError::Missing { path: path.to_owned(), name: "gain", found });
+        }
+        let read = [("bias", true), ("residual", wanted.residual), ("gain", wanted.gain)];
+        let is_read = |name: &str| ["x", "w"].contains(&name) || read.contains(&(name, true));
+        let mut unused: Vec<_> =
+            tensors.names().into_iter().filter(|name| !is_read(name)).map(str::to_owned).collect();
         unused.sort_unstable();
-        Ok(Self { m, n, k: k_x, dtype: x_type, unused, x, w, bias, file })
+        Ok(Self { m, n, k: k_x, dtype: x_type, unused, x, w, bias, residual, gain, file })
     }
 
     /// Bytes of `bias`, `[n]`, where there is one.
     pub(super) fn bias(&self) -> Option<&[u8]> {
         Some(&self.file[self.bias.clone()?])
+    }
+
+    /// Bytes of `residual`, `[m, n]`, where there is one and it is wanted.
+    pub(super) fn residual(&self) -> Option<&[u8]> {
+        Some(&self.file[self.residual.clone()?])
+    }
+
+    /// Bytes of `gain`, `[n]`, where it is wanted.
+    pub(super) fn gain(&self) -> Option<&[u8]> {
+        Some(&self.file[self.gain.clone()?])
     }
 
     /// Bytes of `x`, `[m, k]`.
@@ -169,20 +202,23 @@ fn found(wanted: &str, mut names: Vec<&str>) -> String {
     }
 }
 
-/// The bias of a `w` of `n` rows, in elements of `x`.
-fn bias(
+/// A tensor beside `x` and `w`, in elements of `x`, where the file has it.
+fn further(
     file: &[u8],
     tensors: &SafeTensors<'_>,
-    n: usize,
+    name: &'static str,
     x_type: DType,
+    needed: &[usize],
+    of: &'static str,
 ) -> Result<Option<Range<usize>>, InputError> {
-    let Ok(tensor) = tensors.tensor("bias") else { return Ok(None) };
-    if tensor.shape() != [n] {
-        return Err(InputError::Bias { shape: tensor.shape().to_vec(), n });
+    let Ok(tensor) = tensors.tensor(name) else { return Ok(None) };
+    if tensor.shape() != needed {
+        let shape = tensor.shape().to_vec();
+        return Err(InputError::Shape { name, shape, needed: needed.to_vec(), of });
     }
-    let found = dtype("bias", &tensor)?;
+    let found = dtype(name, &tensor)?;
     if found != x_type {
-        return Err(InputError::Type { name: "bias", dtype: format!("{found}, x {x_type}") });
+        return Err(InputError::Type { name, dtype: format!("{found}, x {x_type}") });
     }
     Ok(Some(bytes(file, &tensor)))
 }
@@ -215,7 +251,7 @@ mod tests {
     }
 
     fn parse(file: Vec<u8>) -> Result<Input, InputError> {
-        Input::parse(Path::new("in.safetensors"), file)
+        Input::parse(Path::new("in.safetensors"), file, Wanted { residual: true, gain: false })
     }
 
     #[test]
@@ -289,7 +325,7 @@ mod tests {
         let x: (&str, Dtype, &[usize]) = ("x", Dtype::BF16, &[4, 16]);
         assert_eq!(
             message(&[x]),
-            r#"in.safetensors has no tensor "w", and x, w and perhaps bias are read; it has "x""#
+            r#"in.safetensors has no tensor "w", and x, w, and perhaps bias, residual and gain are read; it has "x""#
         );
         assert!(
             message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]")
@@ -300,8 +336,33 @@ mod tests {
         let w: (&str, Dtype, &[usize]) = ("w", Dtype::BF16, &[24, 16]);
         assert!(
             message(&[x, w, ("bias", Dtype::BF16, &[16])])
-                .contains("has the shape [16]: [24] is needed")
+                .contains("has the shape [16]: [24] is needed, a number for each row of w")
+        );
+        assert!(
+            message(&[x, w, ("residual", Dtype::BF16, &[4, 16])])
+                .contains("\"residual\" has the shape [4, 16]: [4, 24] is needed, as y has")
         );
         assert!(message(&[x, w, ("bias", Dtype::F16, &[24])]).contains("holds fp16, x bf16"));
+    }
+
+    #[test]
+    fn a_norm_needs_its_gain_and_what_is_not_wanted_is_not_read() {
+        let whole = file(&[
+            ("x", Dtype::BF16, &[4, 16]),
+            ("w", Dtype::BF16, &[24, 16]),
+            ("residual", Dtype::F32, &[1]),
+            ("gain", Dtype::BF16, &[24]),
+        ]);
+        let parse = |file, wanted| Input::parse(Path::new("in.safetensors"), file, wanted);
+        let plain = parse(whole.clone(), Wanted::default()).unwrap();
+        assert_eq!(plain.unused, ["gain", "residual"]);
+        let normed = parse(whole, Wanted { residual: false, gain: true }).unwrap();
+        assert_eq!(
+            (normed.gain().unwrap().len(), normed.unused.as_slice()),
+            (48, &["residual".to_owned()][..])
+        );
+        let without = file(&[("x", Dtype::BF16, &[4, 16]), ("w", Dtype::BF16, &[24, 16])]);
+        let error = parse(without, Wanted { residual: true, gain: true }).unwrap_err().to_string();
+        assert!(error.starts_with(r#"in.safetensors has no tensor "gain""#), "{error}");
     }
 }

@@ -6,26 +6,27 @@
 mod input;
 mod output;
 
-use input::Input;
-use output::Output;
+use input::{Input, Wanted};
+use output::{Extents, Output, Tensor};
 
 use crate::atomic_file;
 use crate::end;
 use crate::harness::data::Window;
+use crate::harness::epilogue::problem_with;
 use crate::harness::{
-    EpilogueSpec, RankContext, bias_window, build_with, elements, ranks, room, w_window, x_window,
-    y_window,
+    EpilogueArgs, EpilogueSpec, RankContext, bias_window, build_with, elements, ranks,
+    result_window, room, w_window, x_window, y_window,
 };
 use crate::launch;
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::{Element, with_element};
-use flux_ops::Activation;
+use flux_ops::{GateLayout, Norm};
 use flux_transport::{Communicator, Select, World};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Memory that has to be left when a rank has its operands: stacks of the CPU executor's threads
@@ -35,7 +36,7 @@ const SPARE: usize = 8 << 20;
 /// Arguments of `flux-bench run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// ag_gemm, gemm_rs or gemm_ar, without residual, norm, gates and fp32 partial sums
+    /// ag_gemm, gemm_rs or gemm_ar
     #[arg(value_parser = crate::shapes::parse_op)]
     pub op: OpKind,
     /// Ranks, as threads of this process
@@ -44,32 +45,30 @@ pub struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Applied to `y` before it is rounded (ag_gemm)
-    #[arg(long, default_value = "none", value_parser = activations())]
-    pub activation: Activation,
+    /// What becomes of the sums
+    #[command(flatten)]
+    pub epilogue: EpilogueArgs,
     /// Make the bits of a row independent of the rows beside it
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` `[n]`, all
-    /// BF16 or all F16
+    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` [n], and
+    /// `residual` [m, n] for gemm_rs and gemm_ar; for --norm with `gain` [n]. All BF16 or all F16.
+    /// Of gates and ups the first half of the rows of `w` are gates, or of those that are
+    /// interleaved every other
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
-    /// Safetensors file for `y` [m, n], replaced where it is there; not that of --input
+    /// Safetensors file for `y` [m, n], with gates [m, n/2], and with --norm for `y_norm`; replaced
+    /// where it is there; not that of --input
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-}
-
-/// Reads one of the activations, which the help lists.
-fn activations() -> impl TypedValueParser<Value = Activation> {
-    PossibleValuesParser::new(Activation::ALL.map(Activation::name))
-        .try_map(|word| word.parse::<Activation>())
 }
 
 /// Reads, computes, assembles, writes.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     launch::refuse("run")?;
     atomic_file::check(&args.output)?;
-    let input = Input::read(&args.input)?;
+    let wanted = Wanted { residual: args.op.reduces(), gain: args.epilogue.norm.is_some() };
+    let input = Input::read(&args.input, wanted)?;
     ensure!(
         !atomic_file::same_file(&args.input, &args.output)?,
         "--output {} is the file of --input, whose operands it would replace: name another",
@@ -78,7 +77,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let world = WorldSize::new(args.ranks).with_context(|| {
         format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD)
     })?;
+    let epilogue = args.epilogue.spec(input.bias().is_some(), input.residual().is_some());
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
+    let problem = problem_with(epilogue, problem)?;
     machine::uses_gpus(args.transport)?;
     if !input.unused.is_empty() {
         end::say(&format!(
@@ -92,13 +93,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 .join(", ")
         ));
     }
-    let output = Output::create(&args.output, &problem)?;
-    with_element!(input.dtype, T, compute::<T>(&problem, args, &input, &output))?;
+    let cols = if epilogue.gates.is_some() { input.n / 2 } else { input.n };
+    let normed = epilogue.rms_norm.is_some();
+    let extents = Extents { rows: input.m, cols, dtype: input.dtype, normed };
+    let output = Output::create(&args.output, extents)?;
+    with_element!(input.dtype, T, compute::<T>(&problem, args, epilogue, &input, &output))?;
     output.commit()?;
     out::line(&format_args!(
-        "{problem}: y [{}, {}] written to {}",
+        "{problem}: y [{}, {cols}]{} written to {}",
         problem.m(),
-        problem.n(),
+        if normed { " and y_norm" } else { "" },
         args.output.display()
     ));
     Ok(())
@@ -108,15 +112,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn compute<T: Element>(
     problem: &Problem,
     args: &Args,
+    epilogue: EpilogueSpec,
     input: &Input,
     output: &Output,
 ) -> anyhow::Result<()> {
-    let epilogue = EpilogueSpec {
-        bias: input.bias().is_some(),
-        activation: args.activation,
-        ..EpilogueSpec::default()
-    };
-    let k = problem.k() as usize;
+    let (n, k) = (problem.n() as usize, problem.k() as usize);
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(
             world,
@@ -126,13 +126,29 @@ fn compute<T: Element>(
         let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
         let op = build_with(problem, ctx.comm(), overrides, epilogue)?;
         let mut set = ctx.operand_set_with(problem, epilogue)?;
-        ctx.upload(&mut set.x, &cut::<T>(input.x(), k, x_window(problem, ctx.rank()))?)?;
-        ctx.upload(&mut set.w, &cut::<T>(input.w(), k, w_window(problem, ctx.rank()))?)?;
-        if let (Some(own), Some(bias)) = (&mut set.bias, input.bias()) {
-            ctx.upload(
-                own,
-                &cut::<T>(bias, problem.n() as usize, bias_window(problem, ctx.rank()))?,
-            )?;
+        let rank = ctx.rank();
+        ctx.upload(&mut set.x, &cut::<T>(input.x(), k, [x_window(problem, rank)])?)?;
+        let window = w_window(problem, rank);
+        let own = parts(window.row0..window.row0 + window.rows, epilogue.gates, problem.n());
+        let rows =
+            |rows: &Range<u32>| Window { row0: rows.start, rows: rows.end - rows.start, ..window };
+        let weight = &mut set.weights[0];
+        ctx.upload(&mut weight.w, &cut::<T>(input.w(), k, own.iter().map(rows))?)?;
+        if let (Some(to), Some(bias)) = (&mut weight.bias, input.bias()) {
+            let window = bias_window(problem, rank);
+            let own = parts(window.col0..window.col0 + window.cols, epilogue.gates, problem.n());
+            let cols = |cols: &Range<u32>| Window {
+                col0: cols.start,
+                cols: cols.end - cols.start,
+                ..window
+            };
+            ctx.upload(to, &cut::<T>(bias, n, own.iter().map(cols))?)?;
+        }
+        if let (Some(to), Some(residual)) = (&mut set.residual, input.residual()) {
+            ctx.upload(to, &cut::<T>(residual, n, [y_window(problem, rank)])?)?;
+        }
+        if let (Some(Norm { gain: to, .. }), Some(gain)) = (&mut set.norm, input.gain()) {
+            ctx.upload(to, &cut::<T>(gain, n, [bias_window(problem, rank)])?)?;
         }
         // Nobody checks what is had in small pieces from here on.
         drop(room::<u8>(SPARE)?);
@@ -142,20 +158,45 @@ fn compute<T: Element>(
         if problem.op().sums_to() == SumsTo::All && ctx.rank().get() > 0 {
             return Ok(());
         }
-        output.write(&ctx, &set.y, y_window(problem, ctx.rank()))
+        let window = result_window(problem, epilogue.gates, rank);
+        output.write(&ctx, Tensor::Y, &set.weights[0].y, window)?;
+        match &set.norm {
+            Some(norm) => output.write(&ctx, Tensor::YNorm, &norm.y_norm, window),
+            None => Ok(()),
+        }
     };
     ranks::on_threads(World::local(problem.world().get())?, body).map(drop)
 }
 
-/// A window's elements, dense, out of the bytes of a matrix of `cols` columns.
-fn cut<T: Element>(from: &[u8], cols: usize, window: Window) -> anyhow::Result<Vec<T>> {
-    let (first, bytes) =
-        (window.col0 as usize * size_of::<T>(), window.cols as usize * size_of::<T>());
-    let mut part = room(elements(window))?;
-    part.resize(elements(window), T::from_f32(0.0));
-    let rows = from.chunks_exact(cols * size_of::<T>()).skip(window.row0 as usize);
-    for (line, row) in part.chunks_exact_mut(window.cols as usize).zip(rows) {
-        bytemuck::cast_slice_mut(line).copy_from_slice(&row[first..][..bytes]);
+/// The rows of `w` that a rank has for these columns of the product. All gates come before their
+/// ups in a file, as they do on a rank.
+fn parts(columns: Range<u32>, gates: Option<GateLayout>, n: u32) -> Vec<Range<u32>> {
+    match gates {
+        Some(GateLayout::Concatenated) => {
+            let (begin, end) = (columns.start / 2, columns.end / 2);
+            vec![begin..end, n / 2 + begin..n / 2 + end]
+        }
+        None | Some(GateLayout::Interleaved) => vec![columns],
+    }
+}
+
+/// The elements of windows, dense, one window after the other, out of the bytes of a matrix of
+/// `cols` columns.
+fn cut<T: Element>(
+    from: &[u8],
+    cols: usize,
+    windows: impl IntoIterator<Item = Window> + Clone,
+) -> anyhow::Result<Vec<T>> {
+    let mut part = room(windows.clone().into_iter().map(elements).sum())?;
+    for window in windows {
+        let (first, bytes) =
+            (window.col0 as usize * size_of::<T>(), window.cols as usize * size_of::<T>());
+        let rows = from.chunks_exact(cols * size_of::<T>()).skip(window.row0 as usize);
+        for row in rows.take(window.rows as usize) {
+            let begin = part.len();
+            part.resize(begin + window.cols as usize, T::from_f32(0.0));
+            bytemuck::cast_slice_mut(&mut part[begin..]).copy_from_slice(&row[first..][..bytes]);
+        }
     }
     Ok(part)
 }
@@ -174,7 +215,7 @@ mod tests {
         let wanted: Vec<bf16> =
             [35, 36, 37, 38, 39, 45, 46, 47, 48, 49u8].map(|at| bf16::from_f32(at.into())).into();
         for bytes in [&matrix[..], &off[1..]] {
-            assert_eq!(cut::<bf16>(bytes, 10, window).unwrap(), wanted);
+            assert_eq!(cut::<bf16>(bytes, 10, [window]).unwrap(), wanted);
         }
     }
 }

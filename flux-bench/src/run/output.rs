@@ -5,8 +5,8 @@
 
 use crate::atomic_file::ResultFile;
 use crate::harness::data::Window;
-use crate::harness::{Buffer, RankContext};
-use flux_core::{DType, Problem};
+use crate::harness::{Buffer, RankContext, elements};
+use flux_core::DType;
 use flux_kernels::Element;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -15,38 +15,62 @@ use std::path::Path;
 /// Few enough to be had anywhere, and enough for the full speed of a copy.
 const BLOCK: usize = 4 << 20;
 
-/// A safetensors file with `y` `[m, n]` alone.
+/// A safetensors file with `y`, and behind it perhaps `y_norm`, which is as large.
 #[derive(Debug)]
 pub(super) struct Output {
     file: ResultFile,
     /// Bytes before `y`.
     head: u64,
-    /// Bytes of a row of `y`.
+    /// Bytes of a row.
     row: u64,
+    /// Rows.
+    rows: u64,
+}
+
+/// Extents of a result.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extents {
+    pub rows: usize,
+    pub cols: usize,
+    pub dtype: DType,
+    /// Whether there is `y_norm`.
+    pub normed: bool,
+}
+
+/// A tensor of the file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tensor {
+    Y,
+    YNorm,
 }
 
 impl Output {
     /// Begins the file; it has its name from [`commit`](Self::commit) on.
-    pub(super) fn create(path: &Path, problem: &Problem) -> anyhow::Result<Self> {
-        let head = head(problem)?;
+    pub(super) fn create(path: &Path, extents: Extents) -> anyhow::Result<Self> {
+        let head = head(extents)?;
         let file = ResultFile::create(path)?;
         file.write_at(&head, 0)?;
-        let row = u64::from(problem.n()) * problem.numerics().output.bytes() as u64;
-        Ok(Self { file, head: head.len() as u64, row })
+        let row = (extents.cols * extents.dtype.bytes()) as u64;
+        Ok(Self { file, head: head.len() as u64, row, rows: extents.rows as u64 })
     }
 
-    /// Writes what `y` holds to the place of its window.
+    /// Writes what `from` holds to the place of its window.
     pub(super) fn write<T: Element>(
         &self,
         ctx: &RankContext,
-        y: &Buffer<T>,
+        tensor: Tensor,
+        from: &Buffer<T>,
         window: Window,
     ) -> anyhow::Result<()> {
         let (cols, element) = (window.cols as usize, size_of::<T>());
         let rows = (BLOCK / (cols * element)).max(1);
-        ctx.download_blocks(y, rows * cols, |first, block| {
+        let begin = match tensor {
+            Tensor::Y => self.head,
+            Tensor::YNorm => self.head + self.rows * self.row,
+        };
+        ctx.download_blocks(from, elements(window), rows * cols, |first, block| {
             let at = |row: usize| {
-                self.head
+                begin
                     + (u64::from(window.row0) + row as u64) * self.row
                     + u64::from(window.col0) * element as u64
             };
@@ -69,15 +93,19 @@ impl Output {
 
 /// The length of the description, and the description, padded so that `y` begins at a multiple of
 /// 8.
-fn head(problem: &Problem) -> anyhow::Result<Vec<u8>> {
-    let (m, n) = (problem.m() as usize, problem.n() as usize);
-    let output = problem.numerics().output;
-    let dtype = match output {
+fn head(Extents { rows, cols, dtype, normed }: Extents) -> anyhow::Result<Vec<u8>> {
+    let bytes = rows * cols * dtype.bytes();
+    let dtype = match dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
     };
-    let y = TensorInfo { dtype, shape: vec![m, n], data_offsets: (0, m * n * output.bytes()) };
-    let mut text = serde_json::to_vec(&Metadata::new(None, vec![("y".to_owned(), y)])?)?;
+    let names = if normed { &["y", "y_norm"][..] } else { &["y"] };
+    let tensor = |(number, name): (usize, &&str)| {
+        let data_offsets = (number * bytes, (number + 1) * bytes);
+        ((*name).to_owned(), TensorInfo { dtype, shape: vec![rows, cols], data_offsets })
+    };
+    let tensors = names.iter().enumerate().map(tensor).collect();
+    let mut text = serde_json::to_vec(&Metadata::new(None, tensors)?)?;
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
 }
@@ -85,23 +113,22 @@ fn head(problem: &Problem) -> anyhow::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::{OpKind, WorldSize};
     use safetensors::tensor::TensorView;
 
     #[test]
     fn the_head_is_that_of_the_safetensors_library() {
         for dtype in [DType::Bf16, DType::F16] {
-            let problem =
-                Problem::new(OpKind::AllGatherGemm, 16, 64, 32, dtype, WorldSize::new(2).unwrap())
-                    .unwrap();
-            let data = vec![0; 16 * 64 * 2];
-            let own = if dtype == DType::F16 { Dtype::F16 } else { Dtype::BF16 };
-            let whole = safetensors::serialize(
-                [("y", TensorView::new(own, vec![16, 64], &data).unwrap())],
-                None,
-            )
-            .unwrap();
-            assert_eq!([head(&problem).unwrap(), data].concat(), whole);
+            for names in [&["y"][..], &["y", "y_norm"]] {
+                let extents = Extents { rows: 16, cols: 64, dtype, normed: names.len() > 1 };
+                let data = vec![0; 16 * 64 * 2];
+                let own = if dtype == DType::F16 { Dtype::F16 } else { Dtype::BF16 };
+                let view = |name: &&str| {
+                    ((*name).to_owned(), TensorView::new(own, vec![16, 64], &data).unwrap())
+                };
+                let whole = safetensors::serialize(names.iter().map(view), None).unwrap();
+                let written = [head(extents).unwrap(), data.repeat(names.len())].concat();
+                assert_eq!(written, whole);
+            }
         }
     }
 }

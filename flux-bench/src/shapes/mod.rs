@@ -1,7 +1,7 @@
 //! The layers that are measured, as command lines name them.
 //!
-//! Invariant: an MLP's two layers are each other's transpose, so what AllGather-GEMM writes is what
-//! GEMM-ReduceScatter and GEMM-AllReduce read.
+//! Invariant: what AllGather-GEMM of an MLP writes is what GEMM-ReduceScatter and GEMM-AllReduce
+//! read. Where a model's MLP is gated, it has a gate and an up for each column of that.
 
 mod models;
 mod words;
@@ -28,7 +28,8 @@ pub(crate) struct LayerArgs {
     #[arg(long, value_name = "M,...")]
     pub(crate) ms: Option<Rows>,
     /// Layers: names, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv,4096x14336; where left out, the
-    /// MLP of gpt3 and llama70b, and on the host a sixteenth of both
+    /// MLP of gpt3 and llama70b, and on the host a sixteenth of both. Of gated MLPs ag_gemm has
+    /// gates and ups, but of llama70b the ups alone
     #[arg(long, value_name = "SHAPE,...")]
     pub(crate) shapes: Option<Shapes>,
     /// Ops: ag_gemm, gemm_rs, gemm_ar; a layer of one op is left out where that is not among them
@@ -78,16 +79,6 @@ impl LayerArgs {
     }
 }
 
-/// The layers with a residual and a norm, by names of their own. Sums alone have them.
-pub(crate) fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
-    let sums = layers.iter().all(|layer| layer.problem.op().reduces());
-    ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
-    Ok(layers
-        .into_iter()
-        .map(|layer| Layer { name: format!("{}+norm", layer.name), ..layer })
-        .collect())
-}
-
 /// The layers with partial sums of this type; those in fp32 by names of their own. Sums alone have
 /// them.
 pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::Result<Vec<Layer>> {
@@ -101,6 +92,20 @@ pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::R
         problem: problem.with_partials(partials),
     };
     Ok(layers.into_iter().map(sent).collect())
+}
+
+/// Refuses layers whose ranks have unequal numbers of rows, for what has no other.
+pub(crate) fn ensure_equal_shards(layers: &[Layer]) -> anyhow::Result<()> {
+    for Layer { name, problem } in layers {
+        let (m, world) = (problem.m(), problem.world());
+        let padded = m.next_multiple_of(world.get());
+        ensure!(
+            padded == m || problem.op().sums_to() == SumsTo::All,
+            "{} of {name}: m = {m} is not divisible by the world size {world}: pad m to {padded}",
+            problem.op()
+        );
+    }
+    Ok(())
 }
 
 /// One op of a shape at some number of rows.
@@ -129,15 +134,8 @@ pub fn layers(
         for &op in ops {
             let Some((n, k)) = shape.extents(op) else { continue };
             for &m in ms {
-                let layer = || format!("{op} of {shape}");
-                let problem = Problem::new(op, m, n, k, dtype, world).with_context(layer)?;
-                // The AllGather and ReduceScatter that ops are compared with have equal shards.
-                let padded = m.next_multiple_of(world.index());
-                ensure!(
-                    padded == m || op.sums_to() == SumsTo::All,
-                    "{}: m = {m} is not divisible by the world size {world}: pad m to {padded}",
-                    layer()
-                );
+                let problem = Problem::new(op, m, n, k, dtype, world)
+                    .with_context(|| format!("{op} of {shape}"))?;
                 layers.push(Layer { name: shape.name().to_owned(), problem });
             }
         }
@@ -234,7 +232,8 @@ mod tests {
             error("--shapes llama3-8b.qkv --ops gemm_rs"),
             "there is nothing to do: no gemm_rs is among --shapes llama3-8b.qkv"
         );
-        let error = error("--shapes 64x128 --ms 17");
+        let uneven = given("--shapes 64x128 --ms 17", true).unwrap();
+        let error = ensure_equal_shards(&uneven).unwrap_err().to_string();
         assert_eq!(error.matches("m = 17").count(), 1, "{error}");
         assert!(error.starts_with("ag_gemm of 64x128: m = 17 "), "{error}");
     }

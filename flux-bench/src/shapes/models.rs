@@ -9,8 +9,10 @@ use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 struct Model {
     name: &'static str,
     hidden: usize,
-    /// Inner extent of the MLP. A gated MLP has two column-parallel layers of it.
+    /// Inner extent of the MLP.
     ffn: usize,
+    /// Whether its column-parallel layer has a gate for each of them.
+    gated: bool,
     /// Column-parallel projections of the attention: name, `n`, `k`.
     projections: &'static [(&'static str, usize, usize)],
     /// Heads times the extent of a head's value: what the output projection reads.
@@ -28,6 +30,7 @@ const MODELS: [Model; 6] = [
         name: "gpt3",
         hidden: 12288,
         ffn: 49152,
+        gated: false,
         projections: &[("qkv", qkv(96, 96, 128), 12288)],
         values: 96 * 128,
     },
@@ -36,6 +39,8 @@ const MODELS: [Model; 6] = [
         name: "llama70b",
         hidden: 8192,
         ffn: 28672,
+        // Its ups alone, which FLUX's authors measure (arXiv 2406.06858), and all records.
+        gated: false,
         projections: &[("qkv", qkv(64, 8, 128), 8192)],
         values: 64 * 128,
     },
@@ -44,6 +49,7 @@ const MODELS: [Model; 6] = [
         name: "llama3-8b",
         hidden: 4096,
         ffn: 14336,
+        gated: true,
         projections: &[("qkv", qkv(32, 8, 128), 4096)],
         values: 32 * 128,
     },
@@ -52,6 +58,7 @@ const MODELS: [Model; 6] = [
         name: "llama3-70b",
         hidden: 8192,
         ffn: 28672,
+        gated: true,
         projections: &[("qkv", qkv(64, 8, 128), 8192)],
         values: 64 * 128,
     },
@@ -60,6 +67,7 @@ const MODELS: [Model; 6] = [
         name: "qwen3-32b",
         hidden: 5120,
         ffn: 25600,
+        gated: true,
         projections: &[("qkv", qkv(64, 8, 128), 5120)],
         values: 64 * 128,
     },
@@ -70,6 +78,7 @@ const MODELS: [Model; 6] = [
         name: "deepseek-v3",
         hidden: 7168,
         ffn: 18432,
+        gated: true,
         projections: &[("q_b", 128 * (128 + 64), 1536), ("kv_b", 128 * (128 + 128), 512)],
         values: 128 * 128,
     },
@@ -77,10 +86,10 @@ const MODELS: [Model; 6] = [
 
 /// Every name with its GEMMs: `MODEL` for the MLP, `MODEL.o` and the like for projections.
 pub(super) fn named() -> impl Iterator<Item = (String, Vec<Gemm>)> {
-    MODELS.iter().flat_map(|&Model { name, hidden, ffn, projections, values }| {
+    MODELS.iter().flat_map(|&Model { name, hidden, ffn, gated, projections, values }| {
         let of = |part: &str, op, n, k| (format!("{name}.{part}"), vec![Gemm { op, n, k }]);
         let mlp = vec![
-            Gemm { op: AllGatherGemm, n: ffn, k: hidden },
+            Gemm { op: AllGatherGemm, n: if gated { 2 * ffn } else { ffn }, k: hidden },
             Gemm { op: GemmReduceScatter, n: hidden, k: ffn },
         ];
         let up = projections.iter().map(move |&(part, n, k)| of(part, AllGatherGemm, n, k));

@@ -116,7 +116,12 @@ impl Shape {
             .map_or((word, 1), |(name, divisor)| (name, divisor.parse().unwrap_or(0)));
         let unknown = || ShapeError::Unknown { word: word.to_owned() };
         let (_, gemms) = named().find(|(known, _)| known == name).ok_or_else(unknown)?;
-        let extents = vec![gemms[0].n, gemms[0].k];
+        let mut extents = Vec::new();
+        for extent in gemms.iter().flat_map(|gemm| [gemm.n, gemm.k]) {
+            if !extents.contains(&extent) {
+                extents.push(extent);
+            }
+        }
         if extents.iter().any(|extent| !extent.is_multiple_of(divisor)) {
             return Err(ShapeError::Divisor { word: word.to_owned(), extents });
         }
@@ -230,13 +235,13 @@ mod tests {
             ("4096x14336", [Some((14336, 4096)), Some((4096, 14336))]),
             ("gemm-rs:n=8192,k=28672", [None, Some((8192, 28672))]),
             ("ag_gemm:n=8,k=16", [Some((8, 16)), None]),
-            ("llama3-8b", [Some((14336, 4096)), Some((4096, 14336))]),
+            ("llama3-8b", [Some((28672, 4096)), Some((4096, 14336))]),
             ("llama3-8b.qkv", [Some((6144, 4096)), None]),
             ("llama3-8b.o", [None, Some((4096, 4096))]),
             ("llama3-70b.qkv", [Some((10240, 8192)), None]),
-            ("qwen3-32b", [Some((25600, 5120)), Some((5120, 25600))]),
+            ("qwen3-32b", [Some((51200, 5120)), Some((5120, 25600))]),
             ("qwen3-32b.o", [None, Some((5120, 8192))]),
-            ("deepseek-v3", [Some((18432, 7168)), Some((7168, 18432))]),
+            ("deepseek-v3", [Some((36864, 7168)), Some((7168, 18432))]),
             ("deepseek-v3.q_b", [Some((24576, 1536)), None]),
             ("deepseek-v3.o", [None, Some((7168, 16384))]),
         ] {
@@ -269,6 +274,10 @@ mod tests {
         assert_eq!(
             "gpt3/7".parse::<Shape>().unwrap_err().to_string(),
             "\"gpt3/7\": the divisor must divide 49152 and 12288"
+        );
+        assert_eq!(
+            "qwen3-32b/2048".parse::<Shape>().unwrap_err().to_string(),
+            "\"qwen3-32b/2048\": the divisor must divide 51200 and 5120 and 25600"
         );
     }
 }

@@ -24,7 +24,9 @@ pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
         let efficiency = efficiency(row, 1);
         let [op, gemm, serial, ect] =
             [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
-        let (name, model, m, speed_up) = (&row.head.op, &row.head.model, row.head.m, speed_up(row));
+        let (name, model, speed_up) = (&row.head.op, &row.head.model, speed_up(row));
+        let padded = row.serial_m.map_or_else(String::new, |m| format!(" (serial {m})"));
+        let m = format!("{}{padded}", row.head.m);
         let _ = write!(
             text,
             "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | \

@@ -228,12 +228,14 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
 /// What writes files that are shown, and files that are shown beside them.
 const BENCH: &str = "flux-bench bench --json";
 const PEERS: &str = "flux-bench lab peers --json";
+const SHOWN_BY_PYTHON: &str = "show it with `python -m flux_tp.bench show`";
 
 /// What writes such a file, and the option that takes it; where it is one of this program's.
 fn writer(value: &Value) -> Option<(&'static str, &'static str)> {
     fn is<'de, T: Deserialize<'de>>(value: &'de Value) -> bool {
         T::deserialize(value).is_ok()
     }
+    let of_python = |kind: &str| value.get("kind").is_some_and(|found| found == kind);
     let kinds = [
         (is::<Report>(value), (BENCH, "show it as FILE.json")),
         (
@@ -255,6 +257,9 @@ fn writer(value: &Value) -> Option<(&'static str, &'static str)> {
             is::<FirstCallReport>(value),
             ("flux-bench lab first-call --json", "its table is printed where it is measured"),
         ),
+        (of_python("layers"), ("python -m flux_tp.bench layers --json", SHOWN_BY_PYTHON)),
+        (of_python("megatron"), ("python -m flux_tp.bench megatron --json", SHOWN_BY_PYTHON)),
+        (of_python("vllm"), ("python -m flux_tp.bench vllm --json", SHOWN_BY_PYTHON)),
     ];
     kinds.into_iter().find(|(is, _)| *is).map(|(_, kind)| kind)
 }

@@ -193,6 +193,20 @@ fn a_file_of_another_kind_is_named_with_what_takes_it() {
     );
     let text = read(&results.join("h200-x4-first-call.json")).unwrap_err().to_string();
     assert!(text.contains("is what `flux-bench lab first-call --json` writes"), "{text}");
+    for (name, command) in [
+        ("h200-x4-nvlink-layers.json", "layers"),
+        ("h200-x4-megatron.json", "megatron"),
+        ("h200-x4-vllm.json", "vllm"),
+    ] {
+        let text = read(&results.join(name)).unwrap_err().to_string();
+        assert!(
+            text.ends_with(&format!(
+                "is what `python -m flux_tp.bench {command} --json` writes, not `flux-bench bench \
+                 --json`: show it with `python -m flux_tp.bench show`"
+            )),
+            "{text}"
+        );
+    }
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other.json");
     fs::write(&other, "{}").unwrap();

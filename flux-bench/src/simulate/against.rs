@@ -10,16 +10,37 @@ use crate::report::{Head, Report, Row, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
+use serde::Serialize;
+
+/// Farthest that a simulated serial path may be off, in percent, where a gain over it is told.
+const KNOWN: f64 = 10.0;
+
+/// Milliseconds of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Both {
+    /// The median.
+    pub measured: f64,
+    /// By simulation.
+    pub simulated: f64,
+}
+
+impl Both {
+    /// The simulation's deviation from the measured time, in percent.
+    pub fn off(self) -> f64 {
+        (self.simulated / self.measured - 1.0) * 100.0
+    }
+}
 
 /// A measured row and its simulation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
     /// What it is of.
+    #[serde(flatten)]
     pub head: Head,
-    /// Milliseconds of the op, the median.
-    pub measured: f64,
-    /// Milliseconds of the op by simulation.
-    pub simulated: f64,
+    /// The op.
+    pub t_op_ms: Both,
+    /// The serial path.
+    pub t_serial_ms: Both,
     /// Whether there is a kernel of the tile that is simulated.
     pub kernel: bool,
     /// Whether what was measured had the plan that is simulated.
@@ -33,16 +54,23 @@ impl Compared {
         let simulation = Simulation::of(&case, machine)?;
         Ok(Self {
             head: row.head.clone(),
-            measured: row.t_op_ms.median,
-            simulated: millis(simulation.op),
+            t_op_ms: Both { measured: row.t_op_ms.median, simulated: millis(simulation.op) },
+            t_serial_ms: Both {
+                measured: row.t_serial_ms.median,
+                simulated: millis(simulation.serial),
+            },
             kernel: simulation.kernel,
             same_plan: row.plan == case.plan.to_string(),
         })
     }
 
-    /// The simulation's deviation from the measured time, in percent.
-    pub fn off(&self) -> f64 {
-        (self.simulated / self.measured - 1.0) * 100.0
+    /// How many times as long the serial path takes; `None` where it is simulated too far off.
+    pub fn speed_up(&self) -> Option<Both> {
+        let Self { t_op_ms: op, t_serial_ms: serial, .. } = self;
+        (serial.off().abs() <= KNOWN).then(|| Both {
+            measured: serial.measured / op.measured,
+            simulated: serial.simulated / op.simulated,
+        })
     }
 }
 
@@ -73,7 +101,23 @@ pub fn compare(
 
 /// The rows as text, and the verdict on the model.
 pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
-    let head = ["op", "model", "m", "n", "k", "tp", "measured ms", "simulated", "off %", ""];
+    let head = [
+        "op",
+        "model",
+        "m",
+        "n",
+        "k",
+        "tp",
+        "T_op ms",
+        "simulated",
+        "off %",
+        "T_serial",
+        "simulated",
+        "off %",
+        "speed-up",
+        "simulated",
+        "",
+    ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let other = match (row.kernel, row.same_plan) {
@@ -81,12 +125,18 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
             (true, false) => "other plan",
             (true, true) => "",
         };
-        let figures =
-            [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
-        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(figures).collect()
+        let times = [row.t_op_ms, row.t_serial_ms]
+            .map(|both| [ms(both.measured), ms(both.simulated), format!("{:+.1}", both.off())]);
+        let gain = row.speed_up().map_or_else(
+            || ["-".to_owned(), "-".to_owned()],
+            |both| [both.measured, both.simulated].map(|speed_up| format!("{speed_up:.2}")),
+        );
+        let head = row.head.cells().into_iter().chain([row.head.tp.to_string()]);
+        head.chain(times.into_iter().flatten()).chain(gain).chain([other.to_owned()]).collect()
     }));
     format!(
-        "{}\n{}{}",
+        "{}measured times beside simulated ones; speed-up: T_serial / T_op, a dash where T_serial \
+         is off by more than {KNOWN} %\n\n{}{}",
         heading(machine, rows.iter().map(|row| row.head.m)),
         aligned(&lines),
         summary(rows)
@@ -102,11 +152,14 @@ fn summary(rows: &[Compared]) -> String {
     } else {
         format!("; {} of another plan left out", others.len())
     };
-    let off: Vec<f64> = same.iter().map(|row| row.off().abs()).collect();
-    let found = Times::of(&off).map(|times| {
+    let off = |of: fn(&Compared) -> Both| {
+        let off: Vec<f64> = same.iter().map(|row| of(row).off().abs()).collect();
         let most = off.iter().copied().fold(0.0, f64::max);
-        let rows = if off.len() == 1 { "row" } else { "rows" };
-        format!("{} {rows}, off by {:.1} % (median), {most:.1} % at most", off.len(), times.median)
+        Some(format!("off by {:.1} % (median), {most:.1} % at most", Times::of(&off)?.median))
+    };
+    let found = off(|row| row.t_op_ms).zip(off(|row| row.t_serial_ms)).map(|(op, serial)| {
+        let rows = if same.len() == 1 { "row" } else { "rows" };
+        format!("{} {rows}, T_op {op}, T_serial {serial}", same.len())
     });
     match found {
         None if others.is_empty() => String::new(),
@@ -131,7 +184,13 @@ mod tests {
             crate::shapes::world(2).unwrap(),
         )
         .unwrap();
-        Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_plan }
+        Compared {
+            head: Head::new("gpt3", &problem),
+            t_op_ms: Both { measured, simulated },
+            t_serial_ms: Both { measured: 2.0 * measured, simulated: 2.2 * measured },
+            kernel: true,
+            same_plan,
+        }
     }
 
     #[test]
@@ -146,18 +205,18 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(text.contains("-5.0\n") && text.contains("+3.0  other plan\n"), "{text}");
+        assert!(text.contains("  -5.0  ") && text.contains("  other plan\n"), "{text}");
         assert!(
             text.ends_with(
-                "\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another plan left \
-                 out\n"
+                "\nm >= 512: 1 row, T_op off by 5.0 % (median), 5.0 % at most, T_serial off by 10.0 \
+                 % (median), 10.0 % at most; 1 of another plan left out\n"
             ),
             "{text}"
         );
         let alike = [row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, true)];
         assert!(
             table(&alike, &Machine::H200)
-                .ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n")
+                .contains("\nm >= 512: 2 rows, T_op off by 4.0 % (median), 5.0 % at most, ")
         );
         assert!(
             table(&rows[2..], &Machine::H200)
@@ -170,11 +229,26 @@ mod tests {
         let known = table(&rows[1..2], &Machine::H800);
         assert!(
             known.starts_with(
-                "SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has \
-                 confirmed"
+                "SIMULATED, not measured: a model of H800 over NVLink, by its data sheet: no kernel \
+                 of flux ever ran on that card"
             ),
             "{known}"
         );
         assert!(!known.contains("m < 512"), "{known}");
+    }
+
+    #[test]
+    fn a_gain_is_told_where_the_serial_path_is_known() {
+        let known = row(512, 2.0, 1.6, true);
+        let far = |simulated| Compared {
+            t_serial_ms: Both { measured: 4.0, simulated },
+            ..known.clone()
+        };
+        let told = far(4.3).speed_up().unwrap();
+        assert!((told.measured - 2.0).abs() < 1e-9 && (told.simulated - 2.6875).abs() < 1e-9);
+        assert_eq!((far(4.5).speed_up(), far(3.5).speed_up()), (None, None));
+        let text = table(&[far(4.3), far(4.5)], &Machine::H200);
+        assert!(text.contains("+7.5      2.00       2.69\n"), "{text}");
+        assert!(text.contains("+12.5         -          -\n"), "{text}");
     }
 }

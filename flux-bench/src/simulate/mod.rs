@@ -6,17 +6,20 @@ mod against;
 mod published;
 mod row;
 
-pub use against::{Compared, compare};
+pub use against::{Both, Compared, compare};
 pub use published::published;
 
 pub use row::{Simulation, plans, table};
 
 use crate::out;
 use crate::plan::PlanArgs;
+use crate::report;
 use crate::shapes::{self, LayerArgs};
 use crate::show;
 use anyhow::Context;
 use flux_core::machine::Machine;
+use row::SimulatedRow;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Fewest rows that the model is meant for.
@@ -34,12 +37,16 @@ pub(crate) struct Args {
     /// common; of others, as a100-pcie, data sheets are known, and a wrong name lists them
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
-    /// Simulate the rows of this file of `bench --json`, and show both times of each
+    /// Simulate the rows of this file of `bench --json`, and show both times of op and serial path
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
     /// Simulate the set-ups of the FLUX paper, and show the published figures beside them
     #[arg(long, conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine"])]
     pub published: bool,
+    /// Write the rows to this file, as JSON; `-` is the standard output, and the table then goes to
+    /// the standard error
+    #[arg(long, value_name = "FILE", conflicts_with = "published")]
+    pub json: Option<PathBuf>,
     /// Print each row's plan too
     #[arg(long, conflicts_with = "against")]
     pub plans: bool,
@@ -58,26 +65,52 @@ fn machine(word: &str) -> Result<Machine, String> {
     })
 }
 
+/// Version of a record's format.
+const SCHEMA: u32 = 1;
+
+/// What `--json` writes.
+#[derive(Serialize)]
+struct Record<R> {
+    schema: u32,
+    /// Nothing of it was measured, but what a row says to be.
+    simulated: bool,
+    machine: &'static str,
+    commit: &'static str,
+    command: String,
+    rows: Vec<R>,
+}
+
+impl<R> Record<R> {
+    fn new(machine: &Machine, rows: Vec<R>) -> Self {
+        let (commit, command) = (report::commit(), report::command_line());
+        Self { schema: SCHEMA, simulated: true, machine: machine.name, commit, command, rows }
+    }
+}
+
 /// Simulates every shape, or every row of the file, and prints the table.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.published {
         out::print(&published()?);
         return Ok(());
     }
+    let json = args.json.as_deref();
+    report::check_json(json)?;
     if let Some(path) = &args.against {
         let report = show::read(path)?;
         let compared = compare(&report, args.plan, &args.machine)
             .with_context(|| path.display().to_string())?;
-        out::print(&against::table(&compared, &args.machine));
-        return Ok(());
+        let table = against::table(&compared, &args.machine);
+        return report::deliver(&table, json, &Record::new(&args.machine, compared));
     }
     let world = shapes::world(args.tp)?;
     let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
     let simulated = |layer| Simulation::of_layer(layer, args.plan, &args.machine);
     let rows = layers.into_iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
-    out::print(&table(&rows, &args.machine));
+    let mut text = table(&rows, &args.machine);
     if args.plans {
-        out::print(&format_args!("\n{}", plans(&rows)));
+        text.push('\n');
+        text.push_str(&plans(&rows));
     }
-    Ok(())
+    let record = rows.iter().map(|row| SimulatedRow::new(row, &args.machine)).collect();
+    report::deliver(&text, json, &Record::new(&args.machine, record))
 }

@@ -145,7 +145,7 @@ fn record<T: Element>(
         (0..SETS).map(|_| ctx.operand_set::<T>(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
-        ctx.poison(&mut set.y)?;
+        ctx.poison_results(set)?;
     }
     let word = gpu.alloc(4)?;
     gpu.upload(&word, &[0; 4])?;
@@ -156,7 +156,7 @@ fn record<T: Element>(
             // A set that still holds an earlier result would pass. The poison is early enough to
             // leave L2.
             if call + SETS == calls {
-                ctx.poison(&mut sets[call % SETS].y)?;
+                ctx.poison_results(&mut sets[call % SETS])?;
             }
             gpu.line_up(&nccl, &word, SPIN)?;
             event_ms = gpu.time(|| ctx.forward(&op, &mut sets[call % SETS]))?;

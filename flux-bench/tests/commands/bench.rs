@@ -4,7 +4,8 @@ use flux_bench::FirstCallReport;
 use flux_bench::{Report, ServingReport};
 use flux_core::OpKind;
 use flux_ops::Activation;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 fn flux_bench(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words).output().unwrap()
@@ -246,7 +247,9 @@ fn the_mix_serves_on_the_host_and_bad_traces_are_refused_with_line_and_value() {
         "{}",
         text(&refused)
     );
-    for more in ["--ms 16", "--samples 3", "--sustained 1", "--norm"] {
+    for more in
+        ["--ms 16", "--samples 3", "--sustained 1", "--bias", "--norm 1e-6", "--gates swiglu"]
+    {
         let more: Vec<&str> = more.split(' ').collect();
         let refused = flux_bench(&[words.as_slice(), &["mix"], &more].concat());
         assert!(
@@ -265,9 +268,129 @@ fn the_mix_serves_on_the_host_and_bad_traces_are_refused_with_line_and_value() {
 
 #[test]
 fn a_shape_that_no_world_can_split_is_refused() {
-    let done = flux_bench(&["bench", "--transport", "host", "--tp", "5", "--ms", "16"]);
+    let words = "bench --transport host --tp 5 --ms 16 --shapes 16x32";
+    let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
     assert_eq!(done.status.code(), Some(1));
-    assert!(text(&done).contains("is not divisible by the world size 5"), "{}", text(&done));
+    assert!(text(&done).contains("32 is too small for 5 ranks"), "{}", text(&done));
+}
+
+/// Rows of a run on three ranks of the host.
+fn measured(words: &str) -> (Output, Report) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("host.json");
+    let json = ["--samples", "1", "--json", path.to_str().unwrap()];
+    let words = "bench --transport host --tp 3 ".to_owned() + words;
+    let done = flux_bench(&words.split(' ').chain(json).collect::<Vec<_>>());
+    assert!(done.status.success(), "{words}: {}", text(&done));
+    let report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    (done, report)
+}
+
+#[test]
+fn rows_of_any_number_are_measured_and_those_that_the_serial_path_adds_are_told() {
+    let ops = "ag_gemm,gemm_rs,gemm_ar";
+    let (done, report) = measured(&format!("--shapes 48x96 --ops {ops} --ms 1,33,34"));
+    let padded = |op: &str| -> Vec<_> {
+        report.rows.iter().filter(|row| row.head.op == op).map(|row| row.serial_m).collect()
+    };
+    assert_eq!(padded("ag_gemm"), [Some(3), None, Some(36)]);
+    assert_eq!((padded("gemm_rs"), padded("gemm_ar")), (padded("ag_gemm"), vec![None; 3]));
+    assert!(report.rows.iter().all(|row| row.verified), "{report:?}");
+    let told = text(&done).lines().filter(|line| line.ends_with("serial pads m to 36")).count();
+    assert_eq!(told, 2, "{}", text(&done));
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("plans.csv");
+    let tune = format!(
+        "tune --transport host --tp 2 --shapes 48x96 --ms 1,33 --samples 3 --candidates 1 --table {}",
+        table.display()
+    );
+    for words in ["simulate --tp 2 --shapes gpt3/16 --ms 1,33", &tune] {
+        let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
+        assert!(done.status.success(), "{words}: {}", text(&done));
+    }
+}
+
+#[test]
+fn what_an_op_does_to_its_sums_is_measured_beside_a_serial_path_that_does_it_too() {
+    let all = "--shapes 96x192 --ops ag_gemm,gemm_rs,gemm_ar --ms 20 --bias --residual --norm 1e-6";
+    for (words, gathers) in [
+        ("--gates swiglu", "96x192+bias+swiglu"),
+        ("--activation geglu_interleaved --dtype fp16", "96x192+bias+geglu_interleaved"),
+        ("--activation relu --processes", "96x192+bias+relu"),
+    ] {
+        let (_, report) = measured(&format!("{all} {words}"));
+        let models: Vec<&str> = report.rows.iter().map(|row| row.head.model.as_str()).collect();
+        let sums = "96x192+bias+residual+norm";
+        assert_eq!(models, [gathers, sums, sums]);
+        assert!(report.rows.iter().all(|row| row.verified), "{report:?}");
+    }
+    for (words, says) in [
+        ("--ops ag_gemm --residual", "--residual is of gemm_rs and gemm_ar: name it with --ops"),
+        ("--ops ag_gemm --norm 0", "--norm is of gemm_rs and gemm_ar: name it with --ops"),
+        ("--ops gemm_rs --gates swiglu", "--activation is of ag_gemm: name it with --ops"),
+        ("--norm nan", "\"nan\" is no number of 0 and more"),
+    ] {
+        let words = "bench --transport host --tp 2 --shapes 96x192 --ms 16 ".to_owned() + words;
+        let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
+        assert!(!done.status.success() && text(&done).contains(says), "{words}: {}", text(&done));
+    }
+}
+
+#[test]
+fn a_row_is_printed_when_it_is_measured() {
+    // The second row takes minutes.
+    let words = "bench --transport host --tp 2 --ops ag_gemm --shapes 16x32,gpt3/8 --ms 64 --yes";
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_flux-bench"))
+        .args(words.split(' '))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(bench.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let row = lines.find(|line| line.starts_with("ag_gemm")).unwrap();
+    let ended = bench.try_wait().unwrap();
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    assert!(row.contains("16x32") && ended.is_none(), "{row}, {ended:?}");
+}
+
+#[test]
+fn json_goes_to_a_pipe_and_alone_to_the_standard_output() {
+    let words = "bench --transport host --tp 2 --shapes 16x32 --ms 16 --samples 1 --ops gemm_rs";
+    let bench =
+        |json: &str| flux_bench(&words.split(' ').chain(["--json", json]).collect::<Vec<_>>());
+    for json in ["-", "/dev/stdout"] {
+        let done = bench(json);
+        let report: Report = serde_json::from_slice(&done.stdout).unwrap();
+        assert_eq!(report.rows.len(), 1);
+        let table = String::from_utf8_lossy(&done.stderr);
+        assert!(table.lines().any(|line| line.starts_with("gemm_rs ")), "{json}: {table}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let path = pipe.clone();
+    let reader = std::thread::spawn(move || std::fs::read(path).unwrap());
+    let done = bench(pipe.to_str().unwrap());
+    assert!(done.status.success(), "{}", text(&done));
+    let report: Report = serde_json::from_slice(&reader.join().unwrap()).unwrap();
+    assert_eq!(report.rows.len(), 1);
+    assert!(String::from_utf8_lossy(&done.stdout).contains("gemm_rs "), "{}", text(&done));
+}
+
+#[test]
+fn over_pcie_the_serial_path_has_no_peer_access_either() {
+    let bench = |disable: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args("bench --transport pcie --tp 2".split(' ')).env("CUDA_VISIBLE_DEVICES", "");
+        match disable {
+            Some(value) => command.env("NCCL_P2P_DISABLE", value),
+            None => command.env_remove("NCCL_P2P_DISABLE"),
+        };
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let said = "flux-bench: NCCL_P2P_DISABLE=1 is set: over pcie";
+    assert!(bench(None).starts_with(said), "{}", bench(None));
+    assert!(!bench(Some("0")).contains(said) && !bench(Some("1")).contains(said));
 }
 
 #[test]
@@ -343,6 +466,13 @@ fn the_doctor_says_of_the_variable_what_a_run_says() {
             "{transport}: {}",
             text(&done)
         );
+    }
+    for (required, works) in [("nvlink", false), ("host,nvlink", false), ("host", true)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        command.args(["doctor", "--require", required]).env("CUDA_VISIBLE_DEVICES", "");
+        let done = command.output().unwrap();
+        assert_eq!(done.status.success(), works, "{required}: {}", text(&done));
+        assert_eq!(text(&done).contains("NOT MET: nvlink\n"), !works, "{}", text(&done));
     }
     let done = doctor("host");
     assert!(

@@ -123,10 +123,10 @@ fn under_a_launcher_the_ranks_are_those_that_were_launched() {
 #[test]
 fn a_rank_that_cannot_take_part_fails_the_launch_with_its_words() {
     let began = Instant::now();
-    // Rank 1 of three alone is asked for rows that cannot be split.
-    let script = "if [ $FLUX_RANK = 1 ]; then exec \"$0\" \"$@\" --ms 25; else exec \"$0\" \"$@\" \
-                  --ms 24; fi";
-    let words = ["bench", "--transport", "host", "--shapes", "gpt3/128", "--samples", "3"];
+    // Rank 1 of three alone is asked for a layer that cannot be split.
+    let script = "if [ $FLUX_RANK = 1 ]; then exec \"$0\" \"$@\" --shapes 16x16; else exec \"$0\" \
+                  \"$@\" --shapes gpt3/128; fi";
+    let words = ["bench", "--transport", "host", "--ms", "24", "--samples", "3"];
     let program = env!("CARGO_BIN_EXE_flux-bench");
     let done = flux_bench()
         .args(["launch", "--ranks", "3", "--", "sh", "-c", script, program])
@@ -136,8 +136,8 @@ fn a_rank_that_cannot_take_part_fails_the_launch_with_its_words() {
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));
     assert!(
         text(&done).contains(
-            "flux-bench: rank 1: ag_gemm of gpt3/128: m = 25 is not divisible by the world size 3: \
-             pad m to 27"
+            "flux-bench: rank 1: ag_gemm of 16x16: n = 16 is too small for 3 ranks of at least 8 \
+             each"
         ),
         "{}",
         text(&done)

@@ -224,3 +224,38 @@ fn an_output_at_a_link_is_written_to_its_file_which_keeps_its_mode() {
     assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(std::fs::metadata(case.output()).unwrap().permissions().mode() & 0o777, 0o600);
 }
+
+/// `y = relu(gate) * up` of gates and ups in halves of `w`, or in turn.
+#[test]
+fn gates_are_those_of_the_whole_weight_whatever_the_ranks_are() {
+    for (activation, interleaved) in [("reglu", false), ("reglu_interleaved", true)] {
+        for ranks in ["1", "2", "3"] {
+            let case = Case::with_bias(Dtype::BF16).gated(interleaved);
+            let words = words(&case, "ag-gemm", ranks, &case.output());
+            let done = program().args(words).args(["--gates", activation]).output().unwrap();
+            assert!(done.status.success(), "{done:?}");
+            case.assert_product(&format!("{activation} on {ranks} ranks"));
+        }
+    }
+}
+
+#[test]
+fn a_residual_is_added_to_sums_and_their_rows_are_normalised_where_that_is_asked_for() {
+    for (op, ranks) in [("gemm-rs", "3"), ("gemm-ar", "2")] {
+        let case = Case::with_residual(Dtype::BF16);
+        let done = program()
+            .args(words(&case, op, ranks, &case.output()))
+            .args(["--norm", "1e-6"])
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "{done:?}");
+        case.assert_product(op);
+        case.assert_norm(1e-6);
+        let done = run(&case, op, ranks);
+        assert!(String::from_utf8_lossy(&done.stderr).ends_with("not used: gain\n"), "{done:?}");
+    }
+    let case = Case::new(Dtype::BF16);
+    let words = words(&case, "gemm-rs", "2", &case.output());
+    let done = program().args(words).args(["--norm", "1e-6"]).output().unwrap();
+    refused(&case, &done, "has no tensor \"gain\"", &[]);
+}

@@ -37,7 +37,7 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
         .filter(|(_, row)| steady(row))
         .map(|(compared, _)| compared);
     let same = rows.filter(|row| row.head.m >= least_rows && row.same_plan);
-    let mut off: Vec<f64> = same.map(Compared::off).collect();
+    let mut off: Vec<f64> = same.map(|row| row.t_op_ms.off()).collect();
     assert!(off.len() >= least, "{name}: only {} rows are of today's plans", off.len());
     off.sort_by(f64::total_cmp);
     off
@@ -78,6 +78,49 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
             "{name}: {off:?}"
         );
     }
+}
+
+/// The serial path of four GPUs is known within 10 % wherever `simulate` tells a gain over it, but for
+/// a row of each record; of two, whose clocks are their own, within 14 %.
+#[test]
+fn a_gain_is_told_only_where_the_serial_path_is_known() {
+    for (name, machine, most, beyond) in [
+        ("h200-x4-nvlink.json", &Machine::H200, 11.0, 1),
+        ("h100-x4-nvlink.json", &Machine::H100, 11.0, 0),
+        ("h200-x4-ar-nvlink.json", &Machine::H200, 11.0, 0),
+        ("h200-x2-nvlink.json", &Machine::H200, 14.0, 4),
+        ("h100-x2-nvlink.json", &Machine::H100, 14.0, 3),
+    ] {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results").join(name);
+        let report = read_report(&path).unwrap();
+        let compared = compare(&report, PlanArgs::default(), machine).unwrap();
+        let told = |row: &&Compared| row.head.m >= LEAST_ROWS;
+        let off: Vec<f64> =
+            compared.iter().filter(told).map(|row| row.t_serial_ms.off().abs()).collect();
+        assert!(off.iter().all(|&off| off <= most), "{name}: {off:?}");
+        assert!(off.iter().filter(|&&off| off > 10.0).count() <= beyond, "{name}: {off:?}");
+    }
+    let row = |m, machine: Machine| {
+        let simulation =
+            Simulation::of_layer(layer("gemm_rs", "gpt3", m), named(TRIED[7].3), &machine);
+        simulation.unwrap().speed_up(&machine)
+    };
+    assert!(row(512, Machine::H200).is_some_and(|speed_up| speed_up > 1.0));
+    assert_eq!(row(256, Machine::H200), None);
+    let text = simulated_table(
+        &[Simulation::of_layer(
+            layer("gemm_rs", "gpt3", 16),
+            PlanArgs::default(),
+            &Machine::A100_SXM,
+        )
+        .unwrap()],
+        &Machine::A100_SXM,
+    );
+    assert!(
+        text.contains("no kernel of flux ever ran on that card") && text.ends_with("  -    -\n"),
+        "{text}"
+    );
 }
 
 /// Op, model, m, plan, and T_op of two runs at TP 4 (wide-bands.txt of commit 8bbd3da).

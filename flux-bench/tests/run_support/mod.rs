@@ -10,6 +10,8 @@ use std::path::PathBuf;
 pub(crate) struct Case {
     pub(crate) folder: tempfile::TempDir,
     expected: Vec<f32>,
+    /// Columns of `y`.
+    cols: usize,
     dtype: Dtype,
 }
 
@@ -41,6 +43,11 @@ fn bias(col: usize) -> f32 {
     (col % 5) as f32 - 2.0
 }
 
+/// The element of a norm's gain.
+fn gain(col: usize) -> f32 {
+    (col % 3) as f32 - 0.5
+}
+
 impl Case {
     pub(crate) fn new(dtype: Dtype) -> Self {
         Self::written(dtype, &[])
@@ -56,6 +63,38 @@ impl Case {
             *value += self::bias(at % N);
         }
         case
+    }
+
+    /// With a residual and a gain.
+    pub(crate) fn with_residual(dtype: Dtype) -> Self {
+        let bytes = |count: usize, value: fn(usize) -> f32| -> Vec<u8> {
+            (0..count).flat_map(|at| bytes_of(dtype, value(at))).collect()
+        };
+        let (residual, gain) = (bytes(M * N, bias), bytes(N, gain));
+        let more = [("residual", vec![M, N], &residual), ("gain", vec![N], &gain)];
+        let more =
+            more.map(|(name, shape, bytes)| (name, TensorView::new(dtype, shape, bytes).unwrap()));
+        let mut case = Self::written(dtype, &more);
+        for (at, value) in case.expected.iter_mut().enumerate() {
+            *value += bias(at);
+        }
+        case
+    }
+
+    /// Whose product has gates, halves of its columns or every other, that are rectified.
+    pub(crate) fn gated(mut self, interleaved: bool) -> Self {
+        self.cols = N / 2;
+        let gated = |row: &[f32]| {
+            let row = row.to_vec();
+            (0..N / 2).map(move |col| {
+                let (gate, up) =
+                    if interleaved { (2 * col, 2 * col + 1) } else { (col, N / 2 + col) };
+                row[gate].max(0.0) * row[up]
+            })
+        };
+        let rounded = |value| bf16::from_f32(value).to_f32();
+        self.expected = self.expected.chunks(N).flat_map(gated).map(rounded).collect();
+        self
     }
 
     /// Whose product is to have nothing below 0.
@@ -79,7 +118,7 @@ impl Case {
         .unwrap();
         let dot = |row, col| (0..K).map(|k| element(row, k) * element(col, k)).sum();
         let expected = (0..M).flat_map(|row| (0..N).map(move |col| dot(row, col))).collect();
-        Self { folder, expected, dtype }
+        Self { folder, expected, cols: N, dtype }
     }
 
     pub(crate) fn input(&self) -> PathBuf {
@@ -92,15 +131,29 @@ impl Case {
 
     /// The output holds the whole product, exactly.
     pub(crate) fn assert_product(&self, what: &str) {
+        assert_eq!(self.output_of("y"), self.expected, "{what}");
+    }
+
+    /// The output holds its rows over their mean size, times the gain, within a rounding of bf16.
+    pub(crate) fn assert_norm(&self, eps: f32) {
+        let rows = self.expected.chunks(N).flat_map(|row| {
+            let size = (row.iter().map(|y| y * y).sum::<f32>() / N as f32 + eps).sqrt();
+            row.iter().enumerate().map(move |(col, y)| y / size * gain(col))
+        });
+        for (found, expected) in self.output_of("y_norm").into_iter().zip(rows) {
+            assert!((found - expected).abs() <= expected.abs() / 128.0, "{found}, not {expected}");
+        }
+    }
+
+    fn output_of(&self, name: &str) -> Vec<f32> {
         let file = std::fs::read(self.output()).unwrap();
         let tensors = SafeTensors::deserialize(&file).unwrap();
-        let y = tensors.tensor("y").unwrap();
-        assert_eq!((y.shape(), y.dtype()), ([M, N].as_slice(), self.dtype));
-        let pairs = y.data().chunks_exact(2).map(|b| [b[0], b[1]]);
-        let values: Vec<f32> = match self.dtype {
+        let tensor = tensors.tensor(name).unwrap();
+        assert_eq!((tensor.shape(), tensor.dtype()), ([M, self.cols].as_slice(), self.dtype));
+        let pairs = tensor.data().chunks_exact(2).map(|b| [b[0], b[1]]);
+        match self.dtype {
             Dtype::BF16 => pairs.map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
             _ => pairs.map(|b| f16::from_le_bytes(b).to_f32()).collect(),
-        };
-        assert_eq!(values, self.expected, "{what}");
+        }
     }
 }

@@ -1,4 +1,5 @@
 // Kernels of the harness: operands, checks against an fp64 reference, and a delay.
+#include "common/epilogue.cuh"
 #include "harness/data.cuh"
 #include "norm/rms_norm.cuh"
 #include "ptx/memory.cuh"
@@ -218,24 +219,81 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
     atomicMax(&report->max_ratio, __float_as_uint(max_ratio));
 }
 
-// The unfused rest of a layer: y += residual, then the norm of y. A thread adds what it normalises.
+// Of a row of sums or of a bias the elements of eight columns of y: without gates in `gate` alone.
 template <class Element>
-__device__ __forceinline__ void add_rms_norm(const AddRmsNormParams& p) {
+__device__ __forceinline__ void load_eight(const UnfusedEpilogueParams& p, u64 row, u32 i, float (&gate)[8], float (&up)[8]) {
+    const uint4* from = reinterpret_cast<const uint4*>(row);
+    if (p.gate_step != 2) {
+        widen_8<Element>(from[i], gate);
+        if (p.gate_step != 0) widen_8<Element>(from[p.up_offset / Element::kPerVector + i], up);
+        return;
+    }
+    float low[8], high[8];
+    widen_8<Element>(from[2 * i], low);
+    widen_8<Element>(from[2 * i + 1], high);
+#pragma unroll
+    for (u32 e = 0; e < 4; ++e) {
+        gate[e] = low[2 * e];
+        up[e] = low[2 * e + 1];
+        gate[e + 4] = high[2 * e];
+        up[e + 4] = high[2 * e + 1];
+    }
+}
+
+// In fp32, within kActivationError, as the fused kernel has it.
+template <Activation A>
+__device__ __forceinline__ float activated(float v) {
+    if constexpr (A == Activation::kGelu) {
+        return gate(v, v * fmaf(fminf(v * v, kLargestFloat), -kGeluCubic, -kGeluLinear));
+    } else if constexpr (A == Activation::kSilu) {
+        return gate(v, -v);
+    } else if constexpr (A == Activation::kRelu) {
+        return v < 0.0f ? 0.0f : v;
+    } else {
+        static_assert(A == Activation::kNone, "an activation without a formula");
+        return v;
+    }
+}
+
+// The epilogue of an unfused layer: y = act(sum + bias + residual), or act(gate) * up, of sums that
+// were rounded, then the norm of y. A CTA has one row, and a thread normalises what it finished.
+template <class Element>
+__device__ __forceinline__ void unfused_epilogue(const UnfusedEpilogueParams& p) {
     uint4* y = reinterpret_cast<uint4*>(p.norm.y + blockIdx.x * p.norm.y_row_bytes);
     const uint4* residual = reinterpret_cast<const uint4*>(p.residual + blockIdx.x * p.norm.y_row_bytes);
     const uint4* gain = reinterpret_cast<const uint4*>(p.norm.gain);
     uint4* out = reinterpret_cast<uint4*>(p.norm.out + blockIdx.x * p.norm.out_row_bytes);
-    float v[8], r[8], sum = 0.0f;
+    const u64 sums = p.sums + blockIdx.x * p.sums_row_bytes;
+    float v[8], up[8], r[8], more[8], sum = 0.0f;
     for (u32 i = threadIdx.x; i < p.norm.cols / Element::kPerVector; i += blockDim.x) {
-        widen_8<Element>(y[i], v);
-        widen_8<Element>(ptx::load_constant_16(&residual[i]), r);
+        load_eight<Element>(p, sums, i, v, up);
+        if (p.bias != 0) {
+            load_eight<Element>(p, p.bias, i, r, more);
 #pragma unroll
-        for (u32 e = 0; e < 8; ++e) v[e] += r[e];
+            for (u32 e = 0; e < 8; ++e) {
+                v[e] += r[e];
+                if (p.gate_step != 0) up[e] += more[e];
+            }
+        }
+        if (p.residual != 0) {
+            widen_8<Element>(ptx::load_constant_16(&residual[i]), r);
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) v[e] += r[e];
+        }
+        with_activation(p.activation, [&]<Activation A>() {
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) v[e] = activated<A>(v[e]);
+        });
+        if (p.gate_step != 0) {
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) v[e] *= up[e];
+        }
         y[i] = narrow_8<Element>(v);
         widen_8<Element>(y[i], v);
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
     }
+    if (p.norm.gain == 0) return;
     const float scale = rms_scale(p.norm, sum);
     for (u32 i = threadIdx.x; i < p.norm.cols / Element::kPerVector; i += blockDim.x) {
         widen_8<Element>(y[i], v);
@@ -246,11 +304,11 @@ __device__ __forceinline__ void add_rms_norm(const AddRmsNormParams& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512) flux_add_rms_norm(const __grid_constant__ AddRmsNormParams p) {
+extern "C" __global__ void __launch_bounds__(512) flux_unfused_epilogue(const __grid_constant__ UnfusedEpilogueParams p) {
     if (static_cast<DType>(p.dtype) == DType::kBf16) {
-        add_rms_norm<Bf16>(p);
+        unfused_epilogue<Bf16>(p);
     } else {
-        add_rms_norm<F16>(p);
+        unfused_epilogue<F16>(p);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    AddRmsNormParams, BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, ItemStamps,
-    MAPS_OF_WEIGHT, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams,
+    BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT, Params,
+    PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, UnfusedEpilogueParams, VerifyParams,
     Weight, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
@@ -93,7 +93,7 @@ fn write() -> String {
         Weight::MIRROR,
         Params::MIRROR,
         RmsNormParams::MIRROR,
-        AddRmsNormParams::MIRROR,
+        UnfusedEpilogueParams::MIRROR,
         GatheredRowsParams::MIRROR,
         FillParams::MIRROR,
         VerifyParams::MIRROR,

@@ -1,4 +1,4 @@
-//! The parameters of the RMSNorm kernels.
+//! The parameters of the kernels that work on finished rows.
 
 use super::mirrored;
 
@@ -22,11 +22,26 @@ mirrored! {
 }
 
 mirrored! {
-    /// The same behind the addition of a residual to the rows, which lies like them.
+    /// The epilogue of an unfused layer, whose rows of `y` are also normalised where there is a
+    /// gain.
     #[derive(Clone, Copy)]
-    pub(crate) struct AddRmsNormParams {
+    pub(crate) struct UnfusedEpilogueParams {
+        /// `cols` are those of `y`.
         pub(crate) norm: RmsNormParams,
+        /// Rounded rows, which may be `y` where they have as many columns.
+        pub(crate) sums: u64,
+        /// Bytes between its rows.
+        pub(crate) sums_row_bytes: u64,
+        /// One element for each column of the sums; 0 for none.
+        pub(crate) bias: u64,
+        /// Lies like `y`; 0 for none.
         pub(crate) residual: u64,
+        /// An `Activation`.
+        pub(crate) activation: u32,
+        /// Columns from a gate to the next; 0 without gates.
+        pub(crate) gate_step: u32,
+        /// Columns from a gate to its up.
+        pub(crate) up_offset: u32,
         /// A `DType`.
         pub(crate) dtype: u32,
     }

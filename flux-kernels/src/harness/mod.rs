@@ -12,8 +12,8 @@ pub use crate::abi::{BulkCopy, Exchange, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
-use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
-use crate::cuda::{LaunchError, RmsNormArgs};
+use crate::abi::{FillParams, RawReport, UnfusedEpilogueParams, VerifyParams};
+use crate::cuda::{LaunchError, Matrix, RmsNormArgs};
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
 use flux_core::problem::Shape;
@@ -70,9 +70,10 @@ pub struct Expected {
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
     pub per_node: u32,
-    /// Whether a library's collective sums partial sums that were rounded, of which one
-    /// has the bias and the residual. It adds in any order, and rounds after each addition.
-    pub collective: bool,
+    /// Whether a library's collective sums partial sums that were rounded, of which one has the
+    /// bias and the residual: it adds in any order, and rounds after each addition. Without sums
+    /// over ranks, whether the product is rounded before the rest of the epilogue.
+    pub unfused: bool,
 }
 
 impl Expected {
@@ -88,9 +89,26 @@ impl Expected {
             gates,
             flattened: false,
             per_node: 1,
-            collective: false,
+            unfused: false,
         }
     }
+}
+
+/// The epilogue of a layer whose sums were rounded before it.
+#[derive(Clone, Copy, Debug)]
+pub struct UnfusedEpilogue {
+    /// The rows that it makes, and their norm; a gain of 0 for none.
+    pub norm: RmsNormArgs,
+    /// The rounded sums; with gates twice as many columns as `y` has.
+    pub sums: Matrix,
+    /// Address of the bias, one element for each column of the sums.
+    pub bias: Option<u64>,
+    /// Address of the residual, which lies like `y`.
+    pub residual: Option<u64>,
+    /// What is applied to the sum with both.
+    pub activation: Activation,
+    /// How gates and ups lie in the columns of the sums, where there are any.
+    pub gates: Option<GateLayout>,
 }
 
 /// What a verification found.
@@ -126,7 +144,7 @@ pub struct Harness {
     module: Module,
     fill: Function,
     verify: Function,
-    add_rms_norm: Function,
+    unfused_epilogue: Function,
     spin: Function,
     report: ContextMemory,
 }
@@ -142,7 +160,7 @@ impl Harness {
         Ok(Self {
             fill: module.function(c"flux_fill", 0)?,
             verify: module.function(c"flux_verify", 0)?,
-            add_rms_norm: module.function(c"flux_add_rms_norm", 0)?,
+            unfused_epilogue: module.function(c"flux_unfused_epilogue", 0)?,
             spin: module.function(c"flux_spin", 0)?,
             report: ContextMemory::new(size_of::<RawReport>())?,
             module,
@@ -240,7 +258,8 @@ impl Harness {
         let (gate_step, up_offset) =
             expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let (row0, col0, segment, own, per_node) = if problem.op().gathers() {
-            (0, problem.columns(rank).start, problem.k(), 0, 1)
+            // Of the one source, whose product no rank keeps unrounded.
+            (0, problem.columns(rank).start, problem.k(), u32::from(expected.unfused), 1)
         } else {
             // no source's partial sums stay as they are where tiles span shards
             let own = if expected.flattened { problem.world().get() } else { rank.get() };
@@ -281,9 +300,9 @@ impl Harness {
             per_node,
             // A library's collective sums the op's type.
             f32_partials: u32::from(
-                problem.numerics().partials == Partials::F32 && !expected.collective,
+                problem.numerics().partials == Partials::F32 && !expected.unfused,
             ),
-            rounded_additions: if expected.collective { problem.world().get() } else { 0 },
+            rounded_additions: if expected.unfused { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport {
             violations: 0,
@@ -316,22 +335,36 @@ impl Harness {
         })
     }
 
-    /// Enqueues what follows an unfused layer: `y += residual`, then the norm of `y`, as one
-    /// kernel. The residual lies like `y`.
+    /// Enqueues what follows an unfused layer, as one kernel: `y` of the sums, and where there is a
+    /// gain its norm.
     ///
     /// # Safety
-    /// As [`RmsNorm::launch`](crate::cuda::RmsNorm::launch), but that `y` is written too.
+    /// Every address is valid on the current device for the rows of `args.norm`, until the launch
+    /// has completed. `y` overlaps nothing but `sums`, and these only where there are no gates;
+    /// the normalised rows overlap nothing.
     ///
     /// # Errors
     /// [`LaunchError`] if the kernel cannot be enqueued.
-    pub unsafe fn add_rms_norm(
+    pub unsafe fn unfused_epilogue(
         &self,
-        args: &RmsNormArgs,
-        residual: u64,
+        args: &UnfusedEpilogue,
         dtype: DType,
     ) -> Result<(), LaunchError> {
-        let params = AddRmsNormParams { norm: args.params(), residual, dtype: dtype as u32 };
-        // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(self.add_rms_norm, args.launch(dtype), &params) }?)
+        let (gate_step, up_offset) =
+            args.gates.map_or((0, 0), |layout| layout.steps(2 * args.norm.cols));
+        let params = UnfusedEpilogueParams {
+            norm: args.norm.params(),
+            sums: args.sums.address,
+            sums_row_bytes: args.sums.row_bytes,
+            bias: args.bias.unwrap_or_default(),
+            residual: args.residual.unwrap_or_default(),
+            activation: args.activation as u32,
+            gate_step,
+            up_offset,
+            dtype: dtype as u32,
+        };
+        let launch = args.norm.launch(dtype);
+        // SAFETY: the kernel takes `UnfusedEpilogueParams`; the caller answers for the addresses.
+        Ok(unsafe { self.module.launch(self.unfused_epilogue, launch, &params) }?)
     }
 }

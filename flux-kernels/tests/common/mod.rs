@@ -411,7 +411,7 @@ impl World {
             gates: self.gates,
             flattened,
             per_node,
-            collective: false,
+            unfused: false,
         };
         p.world()
             .ranks()

@@ -2,15 +2,12 @@
 
 use super::kernels;
 use crate::harness::Fill;
-use crate::harness::Operands;
 use crate::harness::data::Window;
-use crate::harness::epilogue::EPS;
-use crate::harness::{Verdict, Violation};
+use crate::harness::{MadeBy, Operands, Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
-use flux_core::{DType, Nodes, Problem, Rank};
+use flux_core::{DType, Rank};
 use flux_cuda::{CudaDevice, DeviceBlock, Event};
-use flux_kernels::cuda::{Matrix, RmsNormArgs};
-use flux_kernels::harness::{self, Expected, Harness, Seeds};
+use flux_kernels::harness::{self, Expected, Harness, Seeds, UnfusedEpilogue};
 use flux_transport::internal::nccl::{Comm, ElementType};
 use flux_transport::{CollectiveKind, Stream};
 use std::sync::Arc;
@@ -84,7 +81,7 @@ impl Gpu {
         fill: Fill,
         dtype: DType,
     ) -> anyhow::Result<()> {
-        self.fill_at(to, 0, window, (seed, fill), dtype)
+        self.fill_at(to, 0, window, seed, fill, dtype)
     }
 
     /// The same, from byte `offset` of the memory on.
@@ -93,7 +90,8 @@ impl Gpu {
         to: &DeviceBlock,
         offset: usize,
         window: Window,
-        (seed, fill): (u64, Fill),
+        seed: u64,
+        fill: Fill,
         dtype: DType,
     ) -> anyhow::Result<()> {
         let bytes = window.rows as usize * window.cols as usize * dtype.bytes();
@@ -155,7 +153,7 @@ impl Gpu {
         operands: &Operands,
         rank: Rank,
         y: u64,
-        (flattened, collective, nodes): (bool, bool, Nodes),
+        MadeBy { flattened, unfused, nodes }: MadeBy,
     ) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
@@ -168,7 +166,7 @@ impl Gpu {
             flattened,
             // Flattened, every rank's own is sent.
             per_node: if flattened { 1 } else { nodes.per_node() },
-            collective,
+            unfused,
         };
         let stride = u64::from(operands.y_window(rank).cols);
         self.device.bind()?;
@@ -188,36 +186,18 @@ impl Gpu {
         })
     }
 
-    /// Adds a residual to `rows` dense rows of `y` and normalises them; the blocks are `y`,
-    /// residual, gain and the normalised rows.
-    pub(crate) fn add_rms_norm(
+    /// Enqueues the epilogue of an unfused layer.
+    ///
+    /// # Safety
+    /// As [`Harness::unfused_epilogue`], of memory that only this stream uses.
+    pub(crate) unsafe fn unfused_epilogue(
         &self,
-        problem: &Problem,
-        rows: u32,
-        [y, residual, gain, out]: [&DeviceBlock; 4],
+        args: &UnfusedEpilogue,
+        dtype: DType,
     ) -> anyhow::Result<()> {
-        let (cols, dtype) = (problem.n(), problem.numerics().output);
-        let row_bytes = u64::from(cols) * dtype.bytes() as u64;
-        anyhow::ensure!(
-            [y, residual, out]
-                .iter()
-                .all(|block| block.bytes() as u64 >= u64::from(rows) * row_bytes),
-            "rows without memory"
-        );
-        let matrix = |block: &DeviceBlock| Matrix { address: block.address(), row_bytes };
-        let args = RmsNormArgs {
-            y: matrix(y),
-            gain: gain.address(),
-            out: matrix(out),
-            rows,
-            cols,
-            eps: EPS,
-            programmatic: false,
-            stream: self.raw_stream(),
-        };
         self.device.bind()?;
-        // SAFETY: the blocks hold the rows, as checked, and are used on this one stream.
-        Ok(unsafe { self.harness.add_rms_norm(&args, residual.address(), dtype) }?)
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.harness.unfused_epilogue(args, dtype) }?)
     }
 
     pub fn spin(&self, time: Duration) -> anyhow::Result<()> {
@@ -284,7 +264,8 @@ impl Gpu {
             from.bytes()
         );
         self.device.bind()?;
-        // SAFETY: as above.
+        // SAFETY: the slice holds as many bytes as are copied, which lie in the block, and the stream
+        // is synchronised before the slice goes.
         unsafe {
             result::memcpy_dtoh_async(to, from.address() + first as u64, self.stream.cu_stream())?;
         };

@@ -11,9 +11,11 @@ use super::sm80_gemm::{kernels_of, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS};
 use crate::harness::Fill;
 use crate::harness::data::Window;
-use crate::harness::gpu::cublas::Gemm;
+use crate::harness::gpu::cublas::{Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
-use crate::harness::{FIRST, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window};
+use crate::harness::{
+    FIRST, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
+};
 use anyhow::Context;
 use flux_core::Nodes;
 use flux_core::program::TileProgram;
@@ -73,11 +75,7 @@ impl<'a> KernelContenders<'a> {
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
-        let gemm = Gemm::new(
-            device,
-            (problem.m(), problem.n_local(FIRST), problem.k_local(FIRST)),
-            problem.numerics().operand,
-        )?;
+        let gemm = Gemm::new(device, GemmShape::of(&case.alone), problem.numerics().operand)?;
         let sets = (0..SETS)
             .map(|_| OperandBlocks::new(gpu, &case.alone))
             .collect::<anyhow::Result<Vec<_>>>()?;
@@ -270,13 +268,14 @@ impl<'a> KernelContenders<'a> {
     /// rows.
     fn fill_own(&self, set: &OperandBlocks, operands: &Operands) -> anyhow::Result<()> {
         let alone = &self.case.alone;
-        self.fill(set, (x_window(alone, FIRST), w_window(alone, FIRST)), operands)
+        self.fill(set, x_window(alone, FIRST), w_window(alone, FIRST), operands)
     }
 
     fn fill(
         &self,
         set: &OperandBlocks,
-        (x, w): (Window, Window),
+        x: Window,
+        w: Window,
         operands: &Operands,
     ) -> anyhow::Result<()> {
         let dtype = operands.problem.numerics().operand;
@@ -294,13 +293,14 @@ impl<'a> KernelContenders<'a> {
                 &self.own,
                 half,
                 mock_peers::gathered(program),
-                (operands.seed_x, operands.fill),
+                operands.seed_x,
+                operands.fill,
                 problem.numerics().operand,
             );
         }
         for peer in 0..self.peers.len() {
             let rank = self.peers[peer].program().rank;
-            self.fill(&self.sets[0], (x_window(problem, rank), w_window(problem, rank)), operands)?;
+            self.fill(&self.sets[0], x_window(problem, rank), w_window(problem, rank), operands)?;
             let harness = &mut self.peers[peer];
             harness.begin_at(gpu, epoch)?;
             harness.raise(gpu)?;
@@ -333,8 +333,11 @@ impl<'a> KernelContenders<'a> {
         self.launch(contender, 0)?;
         let harness = &self.ours[ours];
         harness.check(gpu)?;
-        let made_by =
-            (harness.program().rows.is_flattened(), false, Nodes::apart(operands.problem.world()));
+        let made_by = MadeBy {
+            flattened: harness.program().rows.is_flattened(),
+            unfused: false,
+            nodes: Nodes::apart(operands.problem.world()),
+        };
         gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
     }
 }

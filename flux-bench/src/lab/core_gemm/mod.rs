@@ -28,7 +28,6 @@ mod tests;
 pub use report::CoreReport;
 use report::{CoreRow, SCHEMA, table};
 
-use crate::atomic_file;
 use crate::harness::PlannedLayer;
 use crate::harness::gpu::{Gpu, kernels};
 use crate::launch;
@@ -36,7 +35,7 @@ use crate::limits;
 use crate::machine;
 use crate::out;
 use crate::plan::PlanArgs;
-use crate::report as bench_report;
+use crate::report::{self as bench_report, check_json};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 
@@ -48,7 +47,8 @@ use std::path::PathBuf;
 /// Arguments of `flux-bench lab core`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write the results to this file, as JSON
+    /// Write the results to this file, as JSON; `-` is the standard output, and the table then goes
+    /// to the standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -84,9 +84,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("core")?;
     // Bad shapes are refused on a machine without GPUs too.
     layers(args)?;
-    if let Some(path) = &args.json {
-        atomic_file::check(path)?;
-    }
+    check_json(args.json.as_deref())?;
     flux_cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
     let info = gpu.device().info();
@@ -129,7 +127,9 @@ fn layers(args: &Args) -> anyhow::Result<Vec<Layer>> {
         "--tp {}: a world of one rank has no signals: ask for at least 2",
         args.tp
     );
-    args.layers.layers(shapes::world(args.tp)?, true, &[1024, 2048, 4096, 8192])
+    let layers = args.layers.layers(shapes::world(args.tp)?, true, &[1024, 2048, 4096, 8192])?;
+    shapes::ensure_equal_shards(&layers)?;
+    Ok(layers)
 }
 
 fn cases(args: &Args, machine: Machine) -> anyhow::Result<Vec<PlannedLayer>> {

@@ -3,7 +3,7 @@
 
 use super::replay::OperandBlocks;
 use crate::harness::gpu::Gpu;
-use crate::harness::gpu::cublas::{CublasError, Gemm};
+use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::kernel_names::{is_of_sm80, of_captured};
 use crate::harness::gpu::kernels;
 use flux_core::Problem;
@@ -22,7 +22,7 @@ pub(super) fn sm80_gemm(
     {
         return Ok(None);
     }
-    let mut gemm = Gemm::new(device, (alone.m(), alone.n(), alone.k()), alone.numerics().operand)?;
+    let mut gemm = Gemm::new(device, GemmShape::of(alone), alone.numerics().operand)?;
     gemm.take_all()?;
     let mut kept = Vec::with_capacity(gemm.candidates());
     for candidate in 0..gemm.candidates() {

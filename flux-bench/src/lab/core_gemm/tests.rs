@@ -4,7 +4,7 @@ use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::harness::Fill;
 use crate::harness::data;
-use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
+use crate::harness::{FIRST, MadeBy, Operands, Times, elements, w_window, x_window};
 use crate::harness::{Verdict, reference};
 use flux_core::layout::RowLayout;
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
@@ -278,7 +278,7 @@ fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
             &operands,
             FIRST,
             &y,
-            (flattened, Nodes::apart(problem.world())),
+            MadeBy { flattened, unfused: false, nodes: Nodes::apart(problem.world()) },
         ));
     }
     verdict
@@ -406,7 +406,7 @@ fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
     assert!((row.tflops - 761.2).abs() < 0.01, "{row:?}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("core.json");
-    atomic_file::write_json(&path, &report).unwrap();
+    crate::atomic_file::write_json(&path, &report).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(serde_json::from_str::<CoreReport>(&text).unwrap(), report);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -29,7 +29,8 @@ use std::time::Duration;
 /// Arguments of `flux-bench lab first-call`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write the results to this file, as JSON
+    /// Write the results to this file, as JSON; `-` is the standard output, and the table then goes
+    /// to the standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -80,9 +81,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         write_row(&first_call(&case.name, &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
-    if let Some(path) = &args.json {
-        atomic_file::check(path)?;
-    }
+    bench_report::check_json(args.json.as_deref())?;
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
     let rows = cases
         .iter()

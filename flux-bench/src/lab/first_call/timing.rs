@@ -48,7 +48,7 @@ pub(super) fn first_call<T: Element>(
         let ctx = RankContext::new(comm)?;
         let mut set = ctx.operand_set::<T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
-        ctx.poison(&mut set.y)?;
+        ctx.poison_results(&mut set)?;
         let op = build(problem, ctx.comm(), Overrides::default())?;
         let mut calls = Vec::new();
         for number in 0..=SETTLING + WARM {
@@ -61,7 +61,7 @@ pub(super) fn first_call<T: Element>(
                 defect.apply(&ctx, &mut set)?;
                 let verdict = ctx.verify(&set, &op.plan(op.max_m())?)?;
                 ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
-                ctx.poison(&mut set.y)?;
+                ctx.poison_results(&mut set)?;
             }
         }
         anyhow::Ok(calls)

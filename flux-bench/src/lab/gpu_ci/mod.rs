@@ -274,7 +274,17 @@ mod tests {
         let measures = ["links", "faults", "faults-pcie", "faults-nccl"];
         let faults =
             ["faults-shared", "faults-pcie-shared", "faults-nccl-shared", "faults-mixed-shared"];
-        let times = ["bench", "bench-fp16", "bench-processes", "bench-hosts", "first-call", "core"];
+        let times = [
+            "bench",
+            "bench-fp16",
+            "bench-swiglu",
+            "bench-geglu",
+            "bench-silu",
+            "bench-processes",
+            "bench-hosts",
+            "first-call",
+            "core",
+        ];
         assert_eq!(
             names,
             [

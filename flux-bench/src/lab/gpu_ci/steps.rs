@@ -3,7 +3,6 @@
 //! Invariant: they follow from the folder, the arguments and the GPUs.
 
 use super::{Args, find};
-use flux_transport::Select;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,20 +18,160 @@ const OPS: &str = "ops";
 pub(super) const MODULES: [&str; 6] =
     ["gpu_launches", "gpu_messages", "gpu_mixed", "gpu_nvlink", "gpu_pcie", "gpu_tune"];
 
-/// Tests that also run as processes of a launch on shared GPUs, and what is skipped there as too
-/// slow.
-const LAUNCHED: [(&str, &[&str]); 5] = [
-    ("gpu_leaks", &[]),
-    ("gpu_messages", &[]),
-    ("gpu_mixed", &[]),
-    ("gpu_nvlink", &["--skip", "ten_thousand_calls_in_a_row"]),
-    ("gpu_pcie", &["--skip", "a_thousand_calls_in_a_row"]),
+/// A step of this program: its name, its command line, and whether a machine has it.
+type Line = (&'static str, &'static str, fn(&Machine) -> bool);
+
+/// The steps before all tests. In the words of a line:
+///
+/// - `NAME=VALUE` before the command is a variable.
+/// - `TP` is `--tp` with the number of ranks that is asked for, or nothing.
+/// - `RANKS` is that number, or the number of GPUs.
+/// - `PER` is the number of ranks on a GPU with which a world of 8 is on all of them.
+/// - `FILE.json` lies where figures go.
+/// - `tests/NAME` is a test that was packed; without it there is no such step.
+const FIRST: [Line; 2] = [("doctor", "doctor", always), ("compile", "lab compile", always)];
+
+/// The steps behind the tests.
+#[rustfmt::skip]
+const STEPS: [Line; 39] = [
+    ("soak-threads", "lab soak TP --quick", always),
+    ("soak-processes", "lab soak TP --quick --processes", always),
+    // 20 seconds.
+    ("soak-random", "lab soak TP --random 0.34", always),
+    // Several ranks on each GPU, as threads, which divide it, and as processes, which take turns.
+    ("soak-shared", "lab soak --quick --ranks-per-gpu PER", shared),
+    ("soak-nvlink-shared",
+     "lab soak --quick --ranks-per-gpu PER --processes --transport nvlink", shared),
+    ("soak-pcie-shared",
+     "lab soak --quick --ranks-per-gpu PER --processes --transport pcie", shared),
+    ("soak-nccl-shared",
+     "lab soak --quick --ranks-per-gpu PER --processes --transport nccl", shared),
+    ("soak-mixed-processes-shared",
+     "lab soak --quick --ranks-per-gpu PER --processes --transport mixed --nodes 2",
+     shared),
+    // Two threads of a node on each GPU. Queues for the streams of several ranks on a device: a
+    // wait in a shared queue blocks other ranks.
+    ("soak-mixed-shared",
+     "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32 \
+      lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", shared_pair),
+    // Tests as processes of a launch, without those that are too slow there.
+    ("gpu_leaks-shared",
+     "launch --ranks 4 --sharing-devices -- tests/gpu_leaks --test-threads=1 --nocapture",
+     shared),
+    ("gpu_messages-shared",
+     "launch --ranks 4 --sharing-devices -- tests/ops gpu_messages:: --test-threads=1 --nocapture",
+     shared),
+    ("gpu_mixed-shared",
+     "launch --ranks 4 --sharing-devices -- tests/ops gpu_mixed:: --test-threads=1 --nocapture",
+     shared),
+    ("gpu_nvlink-shared",
+     "launch --ranks 4 --sharing-devices -- tests/ops gpu_nvlink:: --test-threads=1 --nocapture \
+      --skip ten_thousand_calls_in_a_row", shared),
+    ("gpu_pcie-shared",
+     "launch --ranks 4 --sharing-devices -- tests/ops gpu_pcie:: --test-threads=1 --nocapture \
+      --skip a_thousand_calls_in_a_row", shared),
+    // Every transport between GPUs of which each rank has its own.
+    ("soak-nccl-threads", "lab soak TP --quick --transport nccl", several),
+    ("soak-nccl-processes", "lab soak TP --quick --transport nccl --processes", several),
+    ("soak-pcie-threads", "lab soak TP --quick --transport pcie", several),
+    ("soak-pcie-processes", "lab soak TP --quick --transport pcie --processes", several),
+    ("soak-mixed-threads", "lab soak TP --quick --transport mixed --nodes 2", even),
+    ("soak-mixed-processes", "lab soak TP --quick --transport mixed --nodes 2 --processes", even),
+    ("links", "lab links --json links.json", several),
+    // The fault suite over every transport, all of it over peer memory.
+    ("faults", "lab faults --transport nvlink --ranks RANKS", fails),
+    ("faults-pcie",
+     "lab faults --transport pcie --ranks RANKS --kills 5 --stops 4 --missing 2", fails),
+    ("faults-nccl",
+     "lab faults --transport nccl --ranks RANKS --kills 5 --stops 4 --missing 2", fails),
+    ("faults-mixed",
+     "lab faults --transport mixed --ranks RANKS --kills 5 --stops 4 --missing 2 --nodes 2",
+     fails_apart),
+    ("faults-shared", "lab faults --transport nvlink --ranks 8 --ranks-per-gpu PER", shared),
+    ("faults-pcie-shared",
+     "lab faults --transport pcie --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2",
+     shared),
+    // Connecting ranks that take turns takes NCCL longer than the usual deadline.
+    ("faults-nccl-shared",
+     "lab faults --transport nccl --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2 \
+      --deadline-ms 8000", shared),
+    ("faults-mixed-shared",
+     "lab faults --transport mixed --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2 \
+      --deadline-ms 8000 --nodes 2", shared),
+    ("bench", "bench TP --ms 1024,8192 --samples 25 --json bench.json", always),
+    ("bench-fp16",
+     "bench TP --dtype fp16 --shapes llama70b --ms 1024 --samples 10 \
+      --json bench-fp16.json", always),
+    // Every part of an epilogue, and rows that the serial path pads.
+    ("bench-swiglu",
+     "bench TP --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar --ms 1001 --samples 10 \
+      --bias --residual --norm 1e-6 --gates swiglu", always),
+    ("bench-geglu",
+     "bench TP --shapes llama70b --ops ag_gemm,gemm_rs --ms 1001 --samples 10 \
+      --dtype fp16 --residual --gates geglu_interleaved", always),
+    ("bench-silu",
+     "bench TP --shapes llama70b --ops ag_gemm,gemm_ar --ms 1001 --samples 10 \
+      --bias --activation silu", always),
+    ("bench-processes", "bench TP --ms 1024 --samples 10 --processes", always),
+    ("bench-hosts",
+     "bench TP --ms 1024 --samples 10 --processes --hosts 2 --transport nccl \
+      --json bench-hosts.json", several),
+    ("first-call", "lab first-call TP --ms 512,8192 --shapes llama70b", always),
+    // Of a world of 8, whatever there is.
+    ("core", "lab core --shapes llama70b --ms 1024 --samples 10 --json core.json", always),
+    ("peers", "lab peers TP --ms 512 --samples 10 --limit 150 --json peers.json", pytorch),
 ];
 
-/// Queues for the streams of several ranks on a device: a wait in a shared queue blocks other
-/// ranks.
-const QUEUES: [(&str, &str); 2] =
-    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
+/// What decides which steps there are.
+struct Machine {
+    gpus: u32,
+    /// The number of ranks that is asked for.
+    tp: Option<u32>,
+    pytorch: bool,
+}
+
+impl Machine {
+    /// Ranks of each GPU in a world of 8.
+    fn per_gpu(&self) -> Option<u32> {
+        (matches!(self.gpus, 1 | 2 | 4) && self.tp.is_none()).then(|| 8 / self.gpus)
+    }
+
+    fn ranks(&self) -> u32 {
+        self.tp.unwrap_or(self.gpus)
+    }
+}
+
+const fn always(_: &Machine) -> bool {
+    true
+}
+
+fn shared(machine: &Machine) -> bool {
+    machine.per_gpu().is_some()
+}
+
+fn shared_pair(machine: &Machine) -> bool {
+    shared(machine) && machine.gpus == 2
+}
+
+const fn several(machine: &Machine) -> bool {
+    machine.gpus > 1
+}
+
+const fn even(machine: &Machine) -> bool {
+    several(machine) && machine.gpus.is_multiple_of(2)
+}
+
+fn fails(machine: &Machine) -> bool {
+    machine.ranks() > 1
+}
+
+fn fails_apart(machine: &Machine) -> bool {
+    machine.ranks() > 2 && machine.ranks().is_multiple_of(2)
+}
+
+const fn pytorch(machine: &Machine) -> bool {
+    machine.pytorch
+}
 
 /// The steps' names and command lines. `out`: where figures go.
 pub(super) fn steps(
@@ -41,42 +180,21 @@ pub(super) fn steps(
     gpus: u32,
     pytorch: bool,
 ) -> anyhow::Result<Vec<(String, Command)>> {
-    let mut list = StepList { args, out, gpus, steps: Vec::new() };
-    list.run("doctor", |doctor| doctor.arg("doctor"));
-    list.run("compile", |compile| compile.args(["lab", "compile"]));
-    list.tests()?;
-    list.soaks();
-    // A world of 8 on fewer GPUs.
-    let per_gpu = (matches!(gpus, 1 | 2 | 4) && args.tp.is_none()).then(|| (8 / gpus).to_string());
-    if let Some(per_gpu) = &per_gpu {
-        list.shared(per_gpu);
-    }
-    if gpus > 1 {
-        list.by_transport();
-        list.run("links", |links| {
-            links.args(["lab", "links", "--json"]).arg(out.join("links.json"))
-        });
-    }
-    list.faults("", args.tp.unwrap_or(gpus), "1");
-    if let Some(per_gpu) = &per_gpu {
-        list.faults("-shared", 8, per_gpu);
-    }
-    list.times(pytorch);
-    Ok(list.steps)
+    let machine = Machine { gpus, tp: args.tp, pytorch };
+    let list = StepList { args, out, machine };
+    let mut steps: Vec<_> = FIRST.iter().filter_map(|line| list.step(line)).collect();
+    steps.append(&mut list.tests()?);
+    steps.extend(STEPS.iter().filter_map(|line| list.step(line)));
+    Ok(steps)
 }
 
 struct StepList<'a> {
     args: &'a Args,
     out: &'a Path,
-    gpus: u32,
-    steps: Vec<(String, Command)>,
+    machine: Machine,
 }
 
 impl StepList<'_> {
-    fn add(&mut self, name: impl Into<String>, command: Command) {
-        self.steps.push((name.into(), command));
-    }
-
     fn command(&self, program: &OsStr) -> Command {
         let mut command = Command::new(program);
         command
@@ -87,58 +205,58 @@ impl StepList<'_> {
         command
     }
 
-    /// A step of this program.
-    fn run(&mut self, name: impl Into<String>, words: impl FnOnce(&mut Command) -> &mut Command) {
+    /// A step of this program, if the machine has it.
+    fn step(&self, &(name, line, has): &Line) -> Option<(String, Command)> {
+        if !has(&self.machine) {
+            return None;
+        }
         let mut command = self.command(self.args.dist.join("flux-bench").as_os_str());
-        words(&mut command);
-        self.add(name, command);
+        for word in line.split_whitespace() {
+            match word {
+                "TP" => command
+                    .args(self.machine.tp.iter().flat_map(|tp| ["--tp".into(), tp.to_string()])),
+                "RANKS" => command.arg(self.machine.ranks().to_string()),
+                "PER" => command.arg(self.machine.per_gpu()?.to_string()),
+                _ if word.strip_suffix(".json").is_some() => command.arg(self.out.join(word)),
+                _ if word.starts_with("tests/") => {
+                    let test = self.args.dist.join(word);
+                    if !test.exists() {
+                        return None;
+                    }
+                    command.arg(test)
+                }
+                _ => match word.split_once('=').filter(|_| !word.starts_with('-')) {
+                    Some((variable, value)) => command.env(variable, value),
+                    None => command.arg(word),
+                },
+            };
+        }
+        Some((name.to_owned(), command))
     }
 
-    /// A step of this program that takes the number of ranks.
-    fn ranks(
-        &mut self,
-        name: impl Into<String>,
-        words: &[&str],
-        more: impl FnOnce(&mut Command) -> &mut Command,
-    ) {
-        let tp = self.args.tp;
-        self.run(name, |command| {
-            // Behind the subcommand: the last word may be an option that waits for its value.
-            let (subcommand, options) = words.split_at(if words[0] == "lab" { 2 } else { 1 });
-            command.args(subcommand);
-            if let Some(tp) = tp {
-                command.args(["--tp", &tp.to_string()]);
-            }
-            more(command.args(options))
-        });
-    }
-
-    /// The same of words alone.
-    fn ranked(&mut self, name: impl Into<String>, words: &[&str]) {
-        self.ranks(name, words, |command| command);
-    }
-
-    fn tests(&mut self) -> anyhow::Result<()> {
+    /// The tests and examples that were packed.
+    fn tests(&self) -> anyhow::Result<Vec<(String, Command)>> {
         let tests = self.args.dist.join("tests");
         let mut paths: Vec<PathBuf> =
             std::fs::read_dir(&tests)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         paths.sort();
+        let mut steps = Vec::new();
         for path in paths {
             let mut add = |name: &str, words: &[&str]| {
                 let mut test = self.command(path.as_os_str());
                 test.args(["--test-threads=1", "--nocapture"]).args(words);
-                self.add(name, test);
+                steps.push((name.to_owned(), test));
             };
             match &*path.file_name().unwrap_or_default().to_string_lossy() {
                 OPS => MODULES.iter().for_each(|module| add(module, &[&format!("{module}::")])),
                 name => add(name, &[]),
             }
         }
-        let (example, gpus) = (self.args.dist.join("tp_mlp"), self.gpus.to_string());
-        self.add("tp_mlp-threads", self.command(example.as_os_str()));
-        self.run("tp_mlp-processes", |launch| {
-            launch.args(["launch", "--ranks", &gpus, "--"]).arg(&example)
-        });
+        let example = self.args.dist.join("tp_mlp");
+        steps.push(("tp_mlp-threads".to_owned(), self.command(example.as_os_str())));
+        let mut launch = self.command(self.args.dist.join("flux-bench").as_os_str());
+        launch.args(["launch", "--ranks", &self.machine.gpus.to_string(), "--"]).arg(&example);
+        steps.push(("tp_mlp-processes".to_owned(), launch));
         let kernel_tests = tests.join("gpu_fused_gemm");
         let sanitizer = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path));
         if let Some(sanitizer) = sanitizer.filter(|_| kernel_tests.exists()) {
@@ -146,175 +264,8 @@ impl StepList<'_> {
             memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(kernel_tests);
             // The tool runs one kernel at a time, so tests whose ranks await each other cannot run.
             memcheck.args(["--test-threads=1", "alone"]);
-            self.add("memcheck", memcheck);
+            steps.push(("memcheck".to_owned(), memcheck));
         }
-        Ok(())
-    }
-
-    fn soaks(&mut self) {
-        self.ranked("soak-threads", &["lab", "soak", "--quick"]);
-        self.ranked("soak-processes", &["lab", "soak", "--quick", "--processes"]);
-        // 20 seconds.
-        self.ranked("soak-random", &["lab", "soak", "--random", "0.34"]);
-    }
-
-    /// `per_gpu` ranks on each GPU, as threads, which divide it, and as processes, which take
-    /// turns.
-    fn shared(&mut self, per_gpu: &str) {
-        let soak = ["lab", "soak", "--quick", "--ranks-per-gpu", per_gpu];
-        let processes =
-            |words: &[&'static str]| [&soak, ["--processes"].as_slice(), words].concat();
-        self.ranked("soak-shared", &soak);
-        for transport in [Select::NvLink, Select::Pcie, Select::Nccl].map(Select::name) {
-            self.ranked(
-                format!("soak-{transport}-shared"),
-                &processes(&["--transport", transport]),
-            );
-        }
-        self.ranked(
-            "soak-mixed-processes-shared",
-            &processes(&["--transport", Select::Mixed.name(), "--nodes", "2"]),
-        );
-        if self.gpus == 2 {
-            // Two threads of a node on each GPU.
-            let soak = [
-                "lab",
-                "soak",
-                "--quick",
-                "--transport",
-                Select::Mixed.name(),
-                "--nodes",
-                "2",
-                "--ranks-per-gpu",
-                "2",
-            ];
-            self.ranks("soak-mixed-shared", &soak, |soak| soak.envs(QUEUES));
-        }
-        let tests = self.args.dist.join("tests");
-        for (name, words) in LAUNCHED {
-            let module = MODULES.contains(&name).then(|| format!("{name}::"));
-            let test = tests.join(if module.is_some() { OPS } else { name });
-            if !test.exists() {
-                continue;
-            }
-            self.run(format!("{name}-shared"), |launch| {
-                launch.args(["launch", "--ranks", "4", "--sharing-devices", "--"]).arg(test);
-                launch.args(["--test-threads=1", "--nocapture"]).args(module).args(words)
-            });
-        }
-    }
-
-    /// Every transport between GPUs of which each rank has its own.
-    fn by_transport(&mut self) {
-        for transport in [Select::Nccl, Select::Pcie].map(Select::name) {
-            let soak = ["lab", "soak", "--quick", "--transport", transport, "--processes"];
-            self.ranked(format!("soak-{transport}-threads"), &soak[..5]);
-            self.ranked(format!("soak-{transport}-processes"), &soak);
-        }
-        if self.gpus.is_multiple_of(2) {
-            let soak = [
-                "lab",
-                "soak",
-                "--quick",
-                "--transport",
-                Select::Mixed.name(),
-                "--nodes",
-                "2",
-                "--processes",
-            ];
-            self.ranked("soak-mixed-threads", &soak[..7]);
-            self.ranked("soak-mixed-processes", &soak);
-        }
-    }
-
-    /// The fault suite over every transport, all of it over peer memory.
-    fn faults(&mut self, suffix: &str, ranks: u32, per_gpu: &str) {
-        if ranks < 2 {
-            return;
-        }
-        let mut faults = |name: &str, transport: Select, words: &[&str]| {
-            self.run(format!("{name}{suffix}"), |faults| {
-                faults
-                    .args([
-                        "lab",
-                        "faults",
-                        "--transport",
-                        transport.name(),
-                        "--ranks",
-                        &ranks.to_string(),
-                        "--ranks-per-gpu",
-                        per_gpu,
-                    ])
-                    .args(words)
-            });
-        };
-        let few = ["--kills", "5", "--stops", "4", "--missing", "2"];
-        // Connecting ranks that take turns takes NCCL longer than the usual deadline.
-        let slow: &[&str] = if per_gpu == "1" { &[] } else { &["--deadline-ms", "8000"] };
-        let slow = [few.as_slice(), slow].concat();
-        faults(FAULTS, Select::NvLink, &[]);
-        faults("faults-pcie", Select::Pcie, &few);
-        faults("faults-nccl", Select::Nccl, &slow);
-        if ranks > 2 && ranks.is_multiple_of(2) {
-            faults("faults-mixed", Select::Mixed, &[slow.as_slice(), &["--nodes", "2"]].concat());
-        }
-    }
-
-    fn times(&mut self, pytorch: bool) {
-        let json = |file: &str| self.out.join(file);
-        let [bench, fp16, hosts, core, peers] =
-            ["bench", "bench-fp16", "bench-hosts", "core", "peers"]
-                .map(|name| json(&format!("{name}.json")));
-        self.ranks(
-            "bench",
-            &["bench", "--ms", "1024,8192", "--samples", "25", "--json"],
-            |command| command.arg(bench),
-        );
-        let words = [
-            "bench",
-            "--dtype",
-            "fp16",
-            "--shapes",
-            "llama70b",
-            "--ms",
-            "1024",
-            "--samples",
-            "10",
-            "--json",
-        ];
-        self.ranks("bench-fp16", &words, |command| command.arg(fp16));
-        let as_processes = ["bench", "--ms", "1024", "--samples", "10", "--processes"];
-        self.ranked("bench-processes", &as_processes);
-        if self.gpus > 1 {
-            let apart = ["--hosts", "2", "--transport", Select::Nccl.name(), "--json"];
-            self.ranks("bench-hosts", &[as_processes.as_slice(), &apart].concat(), |command| {
-                command.arg(hosts)
-            });
-        }
-        self.ranked(
-            "first-call",
-            &["lab", "first-call", "--ms", "512,8192", "--shapes", "llama70b"],
-        );
-        // Of a world of 8, whatever there is.
-        self.run("core", |command| {
-            command
-                .args([
-                    "lab",
-                    "core",
-                    "--shapes",
-                    "llama70b",
-                    "--ms",
-                    "1024",
-                    "--samples",
-                    "10",
-                    "--json",
-                ])
-                .arg(core)
-        });
-        if pytorch {
-            let words =
-                ["lab", "peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"];
-            self.ranks("peers", &words, |command| command.arg(peers));
-        }
+        Ok(steps)
     }
 }

@@ -10,7 +10,7 @@ mod rig;
 use crate::launch;
 use crate::limits;
 use crate::out;
-use crate::report::{Origin, Ranks};
+use crate::report::{Origin, Ranks, check_json, write_json};
 use anyhow::Context;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -18,7 +18,8 @@ use std::path::PathBuf;
 /// Arguments of `flux-bench lab links`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write the table to this file, as JSON
+    /// Write the table to this file, as JSON; `-` is the standard output, and the lines then go to
+    /// the standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
@@ -54,9 +55,7 @@ struct LinkTable {
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     launch::refuse("links")?;
     flux_cuda::available().context("links are those of GPUs")?;
-    if let Some(path) = &args.json {
-        crate::atomic_file::check(path)?;
-    }
+    check_json(args.json.as_deref())?;
     let rigs = rig::open_all()?;
     let machine = crate::machine::describe(true, rigs.len() as u32, Ranks::Threads);
     out::line(&format_args!("{}, {} GPUs\n", machine.device, machine.gpus));
@@ -81,7 +80,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if let Some(path) = &args.json {
         let table = LinkTable { schema: crate::report::SCHEMA, origin: Origin::of(&machine), rows };
-        crate::atomic_file::write_json(path, &table)?;
+        write_json(path, &table)?;
     }
     Ok(())
 }

@@ -8,11 +8,10 @@ mod child;
 #[cfg(test)]
 mod tests;
 
-use crate::atomic_file;
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, deliver, peers_table};
+use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, check_json, deliver, peers_table};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use child::{ScriptCase, ScriptJob};
@@ -24,7 +23,8 @@ use std::time::Duration;
 /// Arguments of `flux-bench lab peers`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Write the results to this file, as JSON
+    /// Write the results to this file, as JSON; `-` is the standard output, and the table then goes
+    /// to the standard error
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     #[command(flatten)]
@@ -60,9 +60,7 @@ pub(crate) struct Args {
 /// Times the peers, prints the table, writes the file, and says whether all rows verified.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("peers")?;
-    if let Some(path) = &args.json {
-        atomic_file::check(path)?;
-    }
+    check_json(args.json.as_deref())?;
     flux_cuda::available().context("the peers run on GPUs")?;
     let gpus = machine::gpu_count();
     let tp = args.tp.unwrap_or(gpus);
@@ -85,8 +83,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let layers =
         args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
-    let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
+    let layers = if args.norm { with_norm(layers)? } else { layers };
     // PyTorch's symmetric memory has equal parts.
+    shapes::ensure_equal_shards(&layers)?;
     let [first, last] = [0, tp - 1].map(Rank::new);
     if let Some(Layer { name, problem }) =
         layers.iter().find(|layer| layer.problem.w_shape(first) != layer.problem.w_shape(last))
@@ -118,4 +117,14 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         norm: args.norm,
         cases,
     })
+}
+
+/// The layers with a residual and a norm, by names of their own. Sums alone have them.
+fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
+    let sums = layers.iter().all(|layer| layer.problem.op().reduces());
+    ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
+    Ok(layers
+        .into_iter()
+        .map(|layer| Layer { name: format!("{}+residual+norm", layer.name), ..layer })
+        .collect())
 }

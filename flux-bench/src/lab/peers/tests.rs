@@ -130,7 +130,7 @@ fn rows_of_the_child_become_the_report_with_what_is_missing() {
         rows,
     };
     let path = folder.path().join("peers.json");
-    atomic_file::write_json(&path, &report).unwrap();
+    crate::atomic_file::write_json(&path, &report).unwrap();
     assert_eq!(serde_json::from_slice::<PeersReport>(&fs::read(&path).unwrap()).unwrap(), report);
     let text = peers_table(&report);
     assert!(

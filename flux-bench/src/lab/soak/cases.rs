@@ -1,6 +1,7 @@
 //! The shapes that are hard.
 
 use crate::harness::EpilogueSpec;
+use crate::harness::epilogue::{suffix, with_bias};
 use crate::shapes::{self, Layer};
 use flux_core::{DType, OpKind, Partials, Problem, ProblemError, WorldSize};
 use flux_ops::Activation;
@@ -40,7 +41,7 @@ pub(crate) fn matrix(
         |name: &str, op, m, (n, k), dtype, (epilogue, partials): (EpilogueSpec, Partials)| {
             let problem = Problem::new(op, m, n, k, dtype, world)?.with_partials(partials);
             cases.push(SoakCase {
-                name: format!("{name}{epilogue} {problem}"),
+                name: format!("{name}{} {problem}", suffix(epilogue)),
                 problem,
                 epilogue,
                 heavy: false,
@@ -74,7 +75,7 @@ pub(crate) fn matrix(
         {
             for (dtype, epilogue) in [DType::Bf16, DType::F16]
                 .into_iter()
-                .flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f)))
+                .flat_map(|d| with_bias(op).map(move |f| (d, f)))
             {
                 // Gates and ups are of as many columns each.
                 let split = if epilogue.gates.is_some() { 2 * split } else { split };
@@ -109,7 +110,7 @@ pub(crate) fn matrix(
             [plain.0, EpilogueSpec { bias: true, activation: Activation::Silu, ..plain.0 }]
         {
             cases.push(SoakCase {
-                name: format!("several{epilogue} {problem}"),
+                name: format!("several{} {problem}", suffix(epilogue)),
                 problem,
                 epilogue,
                 heavy: false,
@@ -155,8 +156,8 @@ mod tests {
             assert_eq!(uneven, if ranks > 1 { 3 } else { 0 }, "{ranks} ranks");
             for name in ["least", "unaligned"] {
                 for op in OpKind::ALL {
-                    for epilogue in EpilogueSpec::with_bias(op) {
-                        let name = format!("{name}{epilogue} {op}");
+                    for epilogue in with_bias(op) {
+                        let name = format!("{name}{} {op}", suffix(epilogue));
                         assert_eq!(
                             cases.iter().filter(|c| c.name.starts_with(&name)).count(),
                             2,

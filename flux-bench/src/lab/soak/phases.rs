@@ -142,7 +142,7 @@ impl RankCase<'_> {
     ) -> anyhow::Result<()> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
-            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
+            self.ctx.poison_results(set)?;
             // SAFETY: the ranks met after the last call, and meet below before the next.
             unsafe { self.ctx.poison_workspace()? };
             self.ctx.sync(self.op)?;
@@ -166,7 +166,7 @@ impl RankCase<'_> {
         for call in 0..calls {
             let set = &mut sets[(call % 2) as usize];
             self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
-            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
+            self.ctx.poison_results(set)?;
             self.delay(call, 11)?;
             self.ctx.forward(self.op, set)?;
             soaked.calls += 1;
@@ -200,7 +200,7 @@ impl RankCase<'_> {
             let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts)
                 .with_epilogue(self.epilogue);
             self.ctx.fill(set, operands)?;
-            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
+            self.ctx.poison_results(set)?;
             self.delay(call, 20)?;
             self.ctx.forward(self.op, set)?;
             soaked.calls += 1;
@@ -219,15 +219,16 @@ impl RankCase<'_> {
         let mut bits: Option<Vec<T>> = None;
         for run in 0..4 {
             self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;
-            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
+            self.ctx.poison_results(set)?;
             // Calls of a turn, so that in each run another rank is late.
             self.delay(4 * u64::from(run), 12 + run)?;
             self.ctx.forward(self.op, set)?;
             self.ctx.sync(self.op)?;
             soaked.calls += 1;
             let now = set
-                .results()
-                .map(|y| self.ctx.download(y))
+                .weights
+                .iter()
+                .map(|weight| self.ctx.download(&weight.y))
                 .collect::<anyhow::Result<Vec<_>>>()?
                 .concat();
             match &bits {

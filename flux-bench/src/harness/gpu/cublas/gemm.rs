@@ -4,7 +4,7 @@
 //! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
 
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
-use flux_core::DType;
+use flux_core::{DType, Problem};
 use flux_cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -49,6 +49,22 @@ impl Types {
     }
 }
 
+/// Extents of a GEMM.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "extents of the GEMM, as everywhere")]
+pub struct GemmShape {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+}
+
+impl GemmShape {
+    /// Of a problem of one rank.
+    pub(crate) const fn of(alone: &Problem) -> Self {
+        Self { m: alone.m(), n: alone.n(), k: alone.k() }
+    }
+}
+
 /// A GEMM of one shape on one device.
 #[derive(Debug)]
 pub struct Gemm {
@@ -70,11 +86,7 @@ impl Gemm {
     ///
     /// # Errors
     /// No cuBLASLt, no algorithm for the shape, or a refusal.
-    pub fn new(
-        device: &CudaDevice,
-        (m, n, k): (u32, u32, u32),
-        dtype: DType,
-    ) -> Result<Self, CublasError> {
+    pub fn new(device: &CudaDevice, shape: GemmShape, dtype: DType) -> Result<Self, CublasError> {
         let library = library()?;
         let _current = device.enter()?;
         let workspace = DeviceBlock::new(device, WORKSPACE)?;
@@ -90,14 +102,13 @@ impl Gemm {
             candidates: Vec::new(),
             chosen: [0; 8],
         };
-        gemm.describe((m, n, k))?;
+        gemm.describe(shape)?;
         gemm.candidates = gemm.ask(CANDIDATES)?;
-        let first = gemm.candidates.first().ok_or(CublasError::NoAlgorithm { m, n, k })?;
-        gemm.chosen = first.algo;
+        gemm.choose_first(shape)?;
         Ok(gemm)
     }
 
-    fn describe(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
+    fn describe(&mut self, shape: GemmShape) -> Result<(), CublasError> {
         let (lt, Types { compute, scale, .. }) = (self.library, self.types);
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
@@ -115,11 +126,11 @@ impl Gemm {
                 size_of::<c_int>(),
             )
         })?;
-        self.lay_out((m, n, k))
+        self.lay_out(shape)
     }
 
     /// Describes the operands, in place of others where there are some.
-    fn lay_out(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
+    fn lay_out(&mut self, GemmShape { m, n, k }: GemmShape) -> Result<(), CublasError> {
         self.forget_layouts();
         let (lt, element) = (self.library, self.types.element);
         let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
@@ -149,9 +160,13 @@ impl Gemm {
     ///
     /// # Errors
     /// No algorithm for the shape, or a refusal.
-    pub(crate) fn reshape(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
-        self.lay_out((m, n, k))?;
+    pub(crate) fn reshape(&mut self, shape: GemmShape) -> Result<(), CublasError> {
+        self.lay_out(shape)?;
         self.candidates = self.ask(1)?;
+        self.choose_first(shape)
+    }
+
+    fn choose_first(&mut self, GemmShape { m, n, k }: GemmShape) -> Result<(), CublasError> {
         self.chosen = self.candidates.first().ok_or(CublasError::NoAlgorithm { m, n, k })?.algo;
         Ok(())
     }
@@ -274,7 +289,7 @@ impl Drop for Gemm {
             unsafe { (lt.desc_destroy)(self.desc) };
         }
         if self.handle != 0 {
-            // SAFETY: as above.
+            // SAFETY: made by this object, destroyed once.
             unsafe { (lt.destroy)(self.handle) };
         }
     }

@@ -3,6 +3,7 @@
 //! Invariant: a case is a function of seed, number, world, processor and links, so ranks agree
 //! without an exchange and cases can be repeated.
 
+use crate::harness::epilogue::{for_columns_of, problem_with, suffix, with_bias};
 use crate::harness::{EpilogueSpec, data};
 use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
@@ -99,9 +100,9 @@ impl RandomCase {
         let plan = (draw.below(4) > 0).then(|| plan(&mut draw, &problem, processor, legal));
         let calls = 4 + u64::from(draw.below(13));
         let epilogues: Vec<EpilogueSpec> =
-            std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
-        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) }
-            .for_columns_of(&problem, plan.as_ref());
+            std::iter::once(EpilogueSpec::default()).chain(with_bias(op)).collect();
+        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) };
+        let epilogue = for_columns_of(epilogue, &problem, plan.as_ref());
         // Across nodes a sum has no such order.
         let has_order = legal != Legal::Mixed || op.gathers();
         let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;
@@ -109,7 +110,7 @@ impl RandomCase {
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
         let partials =
             if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::Output };
-        let problem = epilogue.problem(problem)?.with_partials(partials);
+        let problem = problem_with(epilogue, problem)?.with_partials(partials);
         // Several weights in one of three cases that can have them.
         let one = op.reduces() || epilogue.gates.is_some() || draw.below(3) > 0;
         let columns = if one { vec![problem.n()] } else { columns(&mut draw, &problem) };
@@ -221,7 +222,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
 impl fmt::Display for RandomCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { number, problem, epilogue, plan, batch_invariant, calls, .. } = self;
-        write!(f, "case {number}, {problem}{epilogue}, {calls} calls in a row, ")?;
+        write!(f, "case {number}, {problem}{}, {calls} calls in a row, ", suffix(*epilogue))?;
         match plan {
             Some(plan) => write!(f, "{plan}"),
             None if *batch_invariant => f.write_str("the op's own plan, batch-invariant"),

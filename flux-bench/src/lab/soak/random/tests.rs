@@ -1,5 +1,6 @@
 use super::*;
 use crate::harness::EpilogueSpec;
+use crate::harness::epilogue::with_bias;
 use flux_core::DType;
 use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
@@ -130,7 +131,7 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
         assert!([false, true].into_iter().all(|bias| {
             of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias)
         }));
-        assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.norm));
+        assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.rms_norm.is_some()));
     }
     for activation in Activation::ALL {
         for bias in [false, true] {
@@ -142,9 +143,7 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
             );
         }
     }
-    for gated in
-        EpilogueSpec::with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some())
-    {
+    for gated in with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some()) {
         assert!(of_gpu().any(|c| c.epilogue == gated), "{gated}");
     }
     for weights in 1..=MAX_WEIGHTS {

@@ -1,0 +1,251 @@
+//! One call's operands in memory: allocated, filled, called on, verified.
+//!
+//! Invariant: operands are dense, and a set may have room for more rows than it holds.
+
+use crate::harness::data::Window;
+use crate::harness::{
+    Buffer, MadeBy, Operands, RankContext, Verdict, bias_window, elements, reference, w_window,
+    x_window, y_window,
+};
+use anyhow::{Context, ensure};
+use flux_core::plan::Plan;
+use flux_core::problem::{Shape, WeightList};
+use flux_core::{Problem, Rank};
+use flux_kernels::Element;
+use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Layout, Location, Norm, RawTensor, Weight};
+
+/// One call's operands in memory, dense.
+#[derive(Debug)]
+pub struct OperandSet<T> {
+    /// The rank's `x`.
+    pub x: Buffer<T>,
+    /// One, or those of an op with several.
+    pub weights: Vec<Weight<Buffer<T>>>,
+    /// The rank's rows of the residual, for an op that adds one.
+    pub residual: Option<Buffer<T>>,
+    /// Of an op that normalises its rows.
+    pub norm: Option<Norm<Buffer<T>>>,
+    /// How gates and ups lie in the weights, where there are any.
+    pub gates: Option<GateLayout>,
+    /// What the inputs hold.
+    pub holds: Option<Operands>,
+}
+
+impl<T> OperandSet<T> {
+    /// What the inputs hold.
+    ///
+    /// # Errors
+    /// They were not generated.
+    pub(crate) fn held(&self) -> anyhow::Result<Operands> {
+        self.holds.context("the operands were not generated")
+    }
+}
+
+impl RankContext {
+    /// Memory of one call's operands, without an epilogue.
+    pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
+        self.operand_set_with(problem, EpilogueSpec::default())
+    }
+
+    /// Memory of one call's operands, for an op with this epilogue.
+    pub fn operand_set_with<T: Element>(
+        &self,
+        problem: &Problem,
+        epilogue: EpilogueSpec,
+    ) -> anyhow::Result<OperandSet<T>> {
+        let of = |problem: &Problem, window: fn(&Problem, Rank) -> Window| {
+            self.alloc(elements(window(problem, self.rank())))
+        };
+        let weight = |number| {
+            let alone = problem.weight_alone(number);
+            let bias = epilogue.bias.then(|| of(&alone, bias_window)).transpose()?;
+            anyhow::Ok(Weight { w: of(&alone, w_window)?, bias, y: of(&alone, y_window)? })
+        };
+        let norm =
+            || anyhow::Ok(Norm { gain: of(problem, bias_window)?, y_norm: of(problem, y_window)? });
+        Ok(OperandSet {
+            x: of(problem, x_window)?,
+            weights: (0..problem.weight_count()).map(weight).collect::<anyhow::Result<_>>()?,
+            residual: epilogue.residual.then(|| of(problem, y_window)).transpose()?,
+            norm: epilogue.rms_norm.map(|_| norm()).transpose()?,
+            gates: epilogue.gates,
+            holds: None,
+        })
+    }
+
+    /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
+    /// already.
+    pub fn fill<T: Element>(
+        &self,
+        set: &mut OperandSet<T>,
+        operands: Operands,
+    ) -> anyhow::Result<()> {
+        let (held, epilogue) = (set.holds.replace(operands), operands.epilogue);
+        let has_bias = set.weights.iter().all(|weight| weight.bias.is_some());
+        ensure!(
+            (has_bias, set.residual.is_some(), set.norm.is_some())
+                == (epilogue.bias, epilogue.residual, epilogue.rms_norm.is_some()),
+            "the set has other operands than an op with {epilogue}"
+        );
+        let fill = |number: usize,
+                    part: &mut Buffer<T>,
+                    seed: fn(&Operands) -> u64,
+                    window: fn(&Problem, Rank) -> Window| {
+            let of = |operands: Operands| {
+                let of_weight = operands.of_weight(number);
+                (window(&of_weight.problem, self.rank()), seed(&of_weight), operands.fill)
+            };
+            let (window, seed, fill) = of(operands);
+            // A part does not change with rows that it does not have.
+            if held.is_some_and(|held| of(held) == (window, seed, fill)) {
+                return Ok(());
+            }
+            self.fill_part(part, window, seed, fill)
+        };
+        fill(0, &mut set.x, |o| o.seed_x, x_window)?;
+        for (number, weight) in set.weights.iter_mut().enumerate() {
+            fill(number, &mut weight.w, |o| o.seed_w, w_window)?;
+            if let Some(bias) = &mut weight.bias {
+                fill(number, bias, |o| o.seed_bias, bias_window)?;
+            }
+        }
+        if let Some(residual) = &mut set.residual {
+            fill(0, residual, |o| o.seed_residual, y_window)?;
+        }
+        match &mut set.norm {
+            Some(norm) => fill(0, &mut norm.gain, |o| o.seed_gain, bias_window),
+            None => Ok(()),
+        }
+    }
+
+    /// Fills all of a set's outputs with NaN, in order on the stream.
+    pub fn poison_results<T: Element>(&self, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+        let y_norm = set.norm.as_mut().map(|norm| &mut norm.y_norm);
+        set.weights
+            .iter_mut()
+            .map(|weight| &mut weight.y)
+            .chain(y_norm)
+            .try_for_each(|output| self.poison(output))
+    }
+
+    /// Calls the op on a set's operands, in order on the stream: with as many rows as the set
+    /// holds.
+    pub(crate) fn forward<T: Element>(
+        &self,
+        op: &FusedLinear,
+        set: &mut OperandSet<T>,
+    ) -> anyhow::Result<()> {
+        let rank = self.rank();
+        let problem = set.holds.map_or(*op.largest(), |held| held.problem);
+        let gates = set.gates;
+        let result = |of: &Problem| GateLayout::result_shape(gates, of.y_shape(rank));
+        let mut weights = WeightList::new();
+        for (number, Weight { w, bias, y }) in set.weights.iter_mut().enumerate() {
+            let alone = problem.weight_alone(number);
+            let bias = bias.as_mut().map(|bias| self.row(bias));
+            let (w, y) = (self.raw(w, alone.w_shape(rank)), self.raw(y, result(&alone)));
+            ensure!(weights.push(Weight { w, bias, y }).is_ok(), "{problem} has too many weights");
+        }
+        let norm = set.norm.as_mut().map(|Norm { gain, y_norm }| Norm {
+            gain: self.row(gain),
+            y_norm: self.raw(y_norm, result(&problem)),
+        });
+        let operands = flux_ops::Operands {
+            x: self.raw(&mut set.x, problem.x_shape(rank)),
+            weights,
+            residual: set.residual.as_mut().map(|residual| self.raw(residual, result(&problem))),
+            norm,
+            gathered: None,
+            constant_weights: false,
+        };
+        // SAFETY: the memory is the set's, which is exclusively borrowed. Host memory is used until
+        // the call returns; a device's is freed only after the device has finished, and is used on
+        // this one stream.
+        unsafe { op.run(&operands, self.stream()) }?;
+        Ok(())
+    }
+
+    /// What a call is told of a dense matrix at the start of a buffer.
+    pub(crate) fn raw<T: Element>(&self, buffer: &mut Buffer<T>, shape: Shape) -> RawTensor {
+        self.described(buffer, shape.into())
+    }
+
+    /// The same of a buffer that is one row.
+    pub(crate) fn row<T: Element>(&self, buffer: &mut Buffer<T>) -> RawTensor {
+        let cols = buffer.len();
+        self.described(buffer, Layout::from((cols,)))
+    }
+
+    fn described<T: Element>(&self, buffer: &mut Buffer<T>, layout: Layout) -> RawTensor {
+        let location = self.comm().device().ordinal().map_or(Location::Host, Location::Cuda);
+        let available = buffer.len();
+        RawTensor { address: buffer.address(), dtype: T::DTYPE, location, layout, available }
+    }
+
+    /// Waits for the stream and checks all of a set's results, which an op with this plan has made,
+    /// against the reference, and its normalised rows against `y`.
+    pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
+        let op = set.held()?.problem.op();
+        self.verify_made_by(set, MadeBy::plan(plan, op, self.comm().nodes()))
+    }
+
+    /// The same of results that anything has made.
+    pub(crate) fn verify_made_by<T: Element>(
+        &self,
+        set: &OperandSet<T>,
+        made_by: MadeBy,
+    ) -> anyhow::Result<Verdict> {
+        let (operands, rank) = (set.held()?, self.rank());
+        let mut verdict = Verdict::default();
+        for (number, weight) in set.weights.iter().enumerate() {
+            let of_weight = operands.of_weight(number);
+            let found = match &weight.y {
+                Buffer::Host(y) => {
+                    let y = &y.elements()[..elements(of_weight.y_window(rank))];
+                    reference::verify(&of_weight, rank, y, made_by)
+                }
+                Buffer::Cuda { block, .. } => {
+                    self.expect_gpu()?.verify(&of_weight, rank, block.address(), made_by)?
+                }
+            };
+            verdict = verdict.merge(found.of_weight(number as u32));
+        }
+        let (Some(norm), Some(eps)) = (&set.norm, operands.epilogue.rms_norm) else {
+            return Ok(verdict);
+        };
+        let held = ..elements(operands.y_window(rank));
+        let (y, y_norm) = (self.download(&set.weights[0].y)?, self.download(&norm.y_norm)?);
+        let gain = self.download(&norm.gain)?;
+        let of_norm = reference::verify_norm(rank, &y[held], &y_norm[held], &gain, eps.get());
+        Ok(verdict.merge(of_norm.of_wrong_elements()))
+    }
+
+    /// Waits for the stream and checks elements of a set's `y` at these rows and columns.
+    pub(crate) fn verify_at<T: Element>(
+        &self,
+        set: &OperandSet<T>,
+        plan: &Plan,
+        at: &[(u32, u32)],
+    ) -> anyhow::Result<Verdict> {
+        let operands = set.held()?;
+        let cols = operands.y_window(self.rank()).cols;
+        let found = at.iter().map(|&(row, col)| {
+            let number = row as usize * cols as usize + col as usize;
+            let mut value = [T::from_f32(f32::NAN)];
+            match &set.weights[0].y {
+                Buffer::Host(y) => value[0] = y.elements()[number],
+                Buffer::Cuda { block, .. } => {
+                    self.expect_gpu()?.download(
+                        block,
+                        number * size_of::<T>(),
+                        bytemuck::cast_slice_mut(&mut value),
+                    )?;
+                }
+            }
+            Ok((row, col, value[0]))
+        });
+        let found = found.collect::<anyhow::Result<Vec<_>>>()?;
+        let made_by = MadeBy::plan(plan, operands.problem.op(), self.comm().nodes());
+        Ok(reference::verify_elements(&operands, self.rank(), &found, made_by))
+    }
+}
