@@ -1,7 +1,7 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, and of what is wanted beside
-//! them what the file has, all of one 16-bit type.
+//! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, all of one 16-bit type. Of
+//! what is wanted beside them it has what the file has.
 
 use flux_core::DType;
 use safetensors::tensor::TensorView;

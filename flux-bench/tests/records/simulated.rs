@@ -80,8 +80,8 @@ fn so_are_those_of_h100_over_links_and_through_the_host() {
     }
 }
 
-/// The serial path of four GPUs is known within 10 % wherever `simulate` tells a gain over it, but for
-/// a row of each record; of two, whose clocks are their own, within 14 %.
+/// Wherever `simulate` tells a gain over it, the serial path of four GPUs is known within 10 %, but
+/// for a row of each record. Two GPUs have clocks of their own: there it is 14 %.
 #[test]
 fn a_gain_is_told_only_where_the_serial_path_is_known() {
     for (name, machine, most, beyond) in [

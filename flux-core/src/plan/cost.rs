@@ -300,8 +300,8 @@ impl<'a> PlanCost<'a> {
             + signal
     }
 
-    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's own tiles
-    /// are last, or its peers' shards are worked on side by side, so that own tiles follow theirs.
+    /// Own tiles among those of the last wave: all that fit. A GEMM-AllReduce may have its own tiles
+    /// last, or work on its peers' shards side by side. Own tiles then follow theirs.
     fn own_in_last_wave(&self, last_wave: f64) -> f64 {
         let (world, early) = (
             f64::from(self.problem.world().get()),

@@ -1,5 +1,5 @@
-//! Problems and schedules that are valid by construction. Strategies of calls are boxed: unboxed ones
-//! take most of the time in which these tests are compiled.
+//! Problems and schedules that are valid by construction. Strategies of calls are boxed: unboxed
+//! ones take most of the time in which these tests are compiled.
 
 use flux_core::layout::RowLayout;
 use flux_core::problem::MAX_WEIGHTS;

@@ -1,4 +1,5 @@
-// Kernels that measure links: bulk copies between devices, and the latency of signals and of few bytes.
+// Kernels that measure links: bulk copies between devices, and the latency of signals and of few
+// bytes.
 #include "abi.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"

@@ -51,8 +51,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
     stamp_cta(p, &WorkerStamps::entered);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    // Until `await_launch_ahead` the launch ahead may still run. Items are read before it: their copy
-    // is no launch, so what is behind it on the stream begins when it is done.
+    // Until `await_launch_ahead` the launch ahead may still run. Items are read before it: their
+    // copy is no launch, so what is behind it on the stream begins when it is done.
     WorkItem first{};
     if constexpr (C::kLoadsAhead) {
         if (warp == 0) {

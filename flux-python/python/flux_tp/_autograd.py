@@ -72,7 +72,7 @@ class AllGatherMatmul(torch.autograd.Function):
         weight = _beside(weights, 0) if needs_x else None
         dy, n, padding = _readable(_beside(parts, 1)), ctx.split, 0
         if n is not None and count > 1:
-            # Of ranks with unequal parts GEMM-ReduceScatter takes as many columns as the first rank has.
+            # With unequal parts GEMM-ReduceScatter takes as many columns as the first rank has.
             most = sum(ctx.comm.features(of, 0).stop for of in n)
             n, padding = [most * ctx.comm.world_size], most - sum(sizes)
         dx, dweight = _column_parallel(ctx, x, weight, dy, n, needs_x, any(needs_weights), padding)

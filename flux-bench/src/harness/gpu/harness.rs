@@ -264,8 +264,8 @@ impl Gpu {
             from.bytes()
         );
         self.device.bind()?;
-        // SAFETY: the slice holds as many bytes as are copied, which lie in the block, and the stream
-        // is synchronised before the slice goes.
+        // SAFETY: the slice holds as many bytes as are copied, which lie in the block. The stream is
+        // synchronised before the slice goes.
         unsafe {
             result::memcpy_dtoh_async(to, from.address() + first as u64, self.stream.cu_stream())?;
         };

@@ -6,8 +6,8 @@
 //! waits for it waits for a word that only a whole chunk brings.
 //!
 //! ```text
-//! connect   identities, a communicator of all ranks and one for each rail, the memory of each node's
-//!           ranks; each proven
+//! connect   identities, a communicator of all ranks and one for each rail, the memory of each
+//!           node's ranks; each proven
 //! a call    begin, start: fork two streams, kernel, launched, finish: join both
 //!   rail    round by round: wait for the chunk's flag, send and receive, raise the own signal
 //!   local   own rows to node peers; after each round what came, with the word that came

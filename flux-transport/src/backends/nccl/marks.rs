@@ -1,6 +1,6 @@
 //! Events that bound the collectives of sequential calls, for whom no kernel waits.
 //!
-//! Invariant: a mark is noted before anything of its collective is enqueued, so the oldest open
+//! Invariant: a mark is noted before anything of its collective is enqueued. So the oldest open
 //! mark is that of the collective that the device comes to next, or is in. Nobody asks the driver
 //! under the lock. A gather has its mark at its start, as the kernel behind it stamps its end. A
 //! sum has it at its end, as the kernel ahead stamps its start: the event that ends its call.

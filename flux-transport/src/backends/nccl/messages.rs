@@ -3,8 +3,8 @@
 //! It is two or three. The [family](Family), of all ranks or of a rail, is of NCCL's mode in which
 //! calls return at once. There NCCL starts a thread that puts each group on its stream: longer work
 //! for the host than a short call. So the communicators that carry data are split from it, of the
-//! other mode: the thread that ends a group puts it on its stream. It waits like any launch where the
-//! stream is full, for a peer in the end. The family ends that wait: all share NCCL's flag for
+//! other mode: the thread that ends a group puts it on its stream. It waits like any launch where
+//! the stream is full, for a peer in the end. The family ends that wait: all share NCCL's flag for
 //! aborts.
 //!
 //! Messages beside a kernel have few channels, as each takes a multiprocessor of it. The

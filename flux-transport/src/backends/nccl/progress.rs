@@ -1,5 +1,5 @@
-//! Where a rank's calls stand: in a word of pinned memory that side streams write, and in the stamp
-//! that the kernel of a sequential call leaves in the fault block.
+//! Where a rank's calls stand. Side streams write it to a word of pinned memory, and the kernel of a
+//! sequential call stamps it in the fault block.
 //!
 //! Invariant: the host only loads, so it finds and describes a stuck stream without the driver,
 //! which might wait for it. Beside a kernel each step of a call takes at most the kernel's own
