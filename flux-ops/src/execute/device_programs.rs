@@ -26,7 +26,7 @@ pub(super) struct PlacedProgram {
     /// What a time line lists; none of an op that is not traced.
     pub(super) items: Vec<WorkItem>,
     pub(super) execution: ExecutionPlan,
-    /// What a kernel is chosen by, but for its activation.
+    /// What a kernel is chosen by, but for gates and the layout of weights.
     pub(super) variant: Variant,
     pub(super) program: DeviceProgram,
 }

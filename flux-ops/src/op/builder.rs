@@ -203,8 +203,7 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
     /// every rank.
     ///
     /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
-    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled
-    /// when an op first needs them.
+    /// [`Activation::Relu`] ReGLU.
     ///
     /// ```
     /// use flux_ops::{Activation, AllGatherGemm, GateLayout, TensorMut, TensorRef};
