@@ -15,7 +15,8 @@
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
 //! part of `E` is `e + u (|q| + a + e) + t`. Partial sums in fp32 are sent as they are, so their
 //! terms are missing from `E`. A library's collective adds in an order that is not known and rounds
-//! after each addition.
+//! after each addition. Kernels in turn in place of an op round what each hands on. Either adds
+//! `W (u (M + E) + t)` to `E`, with `M` the sum of all magnitudes.
 //!
 //! A bias `b` adds `eps_f32 / 2 (|sum of p_s + b| + E)` to `E`, and so does a residual. An
 //! activation of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
@@ -40,7 +41,8 @@ pub struct Reduction {
     pub keeps: Option<Rank>,
     /// Which ranks send one sum.
     pub nodes: Nodes,
-    /// Whether a library's collective adds them, in the type of the result.
+    /// Whether a library's collective adds them, in the type of the result, or kernels in turn stand
+    /// in for the op.
     pub collective: bool,
 }
 

@@ -299,7 +299,8 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
     assert_eq!(told, pids);
     for (child, name) in children.iter_mut().zip(&names) {
         assert!(child.wait().unwrap().success());
-        assert!(noted(name, "error").contains(&format!("first: {first}, second: {second}")));
+        let both = format!("process {first} and process {second}");
+        assert!(noted(name, "error").contains(&both));
     }
 }
 

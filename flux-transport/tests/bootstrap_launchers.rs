@@ -177,7 +177,7 @@ fn a_secret_in_a_file_does_as_well_and_none_is_refused_with_how_to_set_it() {
     succeed((0..2).map(|rank| start(rank, "meets", Some(file.path().into()))).collect());
     let end = start(1, "meets", None).wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&end.stderr);
-    assert!(!end.status.success() && said.contains("NoSecret"), "{said}");
+    assert!(!end.status.success() && said.contains("need a secret that they share"), "{said}");
 }
 
 #[test]
