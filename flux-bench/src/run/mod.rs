@@ -51,8 +51,8 @@ pub struct Args {
     /// Make the bits of a row independent of the rows beside it
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` [n], and
-    /// `residual` [m, n] for gemm_rs and gemm_ar; for --norm with `gain` [n]. All BF16 or all F16.
+    /// Safetensors file with the global `x[m, k]`, `w[n, k]` and, optionally, `bias[n]`, and
+    /// `residual[m, n]` for gemm_rs and gemm_ar; for --norm with `gain[n]`. All BF16 or all F16.
     /// Of gates and ups the first half of the rows of `w` are gates, or of those that are
     /// interleaved every other
     #[arg(long, value_name = "FILE")]
