@@ -1,7 +1,7 @@
 //! What a result must be, in fp64, and what tests make results of.
 //!
-//! Invariant: nothing here comes from what it checks. [`reference`] is also what `flux-bench` checks
-//! by; the rest is for tests.
+//! Invariant: nothing here comes from what it checks. By [`mod@reference`] `flux-bench` checks its
+//! rows, too; the rest is for tests.
 
 mod case;
 pub mod reference;
