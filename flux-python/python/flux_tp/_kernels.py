@@ -55,7 +55,7 @@ def call(
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape) for shape in shapes] if out is None else out
     count, (gain, eps) = len(weights), norm or (None, 0.0)
-    # In inference frozen parameters are there before a step. Other tensors may come from the kernel ahead.
+    # In inference frozen parameters are there before a step. Others may come from the kernel ahead.
     constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
     other = out[count] if second else None
     try:
