@@ -82,7 +82,7 @@ pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     fs::write(&runner, RUNNER)?;
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
 
-    kernels::compile(Some(&dist.join("cubins")), &ARCHS, selection)?;
+    kernels::compile(Some(&dist.join("cubins")), &ARCHS, selection, &[])?;
 
     let wheel = wheel::build("gpu")?;
     copy(&wheel, &dist.join(wheel.file_name().context("a wheel has a name")?))?;

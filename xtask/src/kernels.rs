@@ -28,14 +28,18 @@ pub(crate) enum Selection {
 }
 
 impl Selection {
-    /// The options that name them and `archs`.
-    fn options<'a>(self, archs: &[&'a str]) -> Vec<&'a str> {
+    /// The options that name them, of these those with all of `only` in their names, and `archs`.
+    fn options<'a>(self, archs: &[&'a str], only: &[&'a str]) -> Vec<&'a str> {
         let option = match self {
             Self::Every => None,
             Self::Shipped => Some("--shipped"),
             Self::Cover => Some("--cover"),
         };
-        option.into_iter().chain(archs.iter().flat_map(|arch| ["--arch", arch])).collect()
+        option
+            .into_iter()
+            .chain(only.iter().flat_map(|text| ["--only", text]))
+            .chain(archs.iter().flat_map(|arch| ["--arch", arch]))
+            .collect()
     }
 }
 
@@ -45,17 +49,18 @@ pub(crate) fn compile(
     out: Option<&Path>,
     archs: &[&str],
     selection: Selection,
+    only: &[&str],
 ) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
-    words.extend(selection.options(archs).into_iter().map(OsStr::new));
+    words.extend(selection.options(archs, only).into_iter().map(OsStr::new));
     with_nvrtc(&target, &words)
 }
 
 /// Prints the kernels' names, and compiles none.
 pub(crate) fn list(archs: &[&str], selection: Selection) -> anyhow::Result<()> {
-    let options = selection.options(archs);
+    let options = selection.options(archs, &[]);
     let mut list = Command::new(program()?);
     list.arg("list").args(options);
     check(list)

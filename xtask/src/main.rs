@@ -83,6 +83,9 @@ enum Task {
         /// Only the fewest kernels in which each op has every tile and element type
         #[arg(long)]
         cover: bool,
+        /// Only those with this text in their names; with several, all of them
+        #[arg(long, value_name = "TEXT")]
+        only: Vec<String>,
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist {
@@ -129,10 +132,11 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
         Task::Faults { args } => cargo::flux_bench(&profile, &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench(&profile, &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
-        Task::Kernels { out, arch, cover } => kernels::compile(
+        Task::Kernels { out, arch, cover, only } => kernels::compile(
             out.as_deref(),
             &arch.iter().map(String::as_str).collect::<Vec<_>>(),
             if cover { Selection::Cover } else { Selection::Every },
+            &only.iter().map(String::as_str).collect::<Vec<_>>(),
         ),
         Task::Dist { all, list } => {
             let selection = if all { Selection::Every } else { Selection::Shipped };

@@ -1,8 +1,9 @@
-//! `flux-kernels compile --out DIR [--shipped | --cover] [--arch ARCH]...` compiles every kernel
-//! ahead of time, without a GPU, and prints its resources. With `--shipped` it compiles those that
-//! most ops take, with `--cover` the fewest that have every tile and element type.
-//! `flux-kernels list` prints their names, and `flux-kernels nvrtc` the compiler. ARCH is `sm_90a`
-//! or another name of [`Arch`], or `all`; by default `sm_90a`.
+//! `flux-kernels compile --out DIR [--shipped | --cover] [--only TEXT]... [--arch ARCH]...` compiles
+//! every kernel ahead of time, without a GPU, and prints its resources. With `--shipped` it compiles
+//! those that most ops take, with `--cover` the fewest that have every tile and element type, with
+//! `--only` those with all of these texts in their names. `flux-kernels list` prints their names,
+//! and `flux-kernels nvrtc` the compiler. ARCH is `sm_90a` or another name of [`Arch`], or `all`; by
+//! default `sm_90a`.
 //!
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
 //! `wgmma`; 3 without NVRTC.
@@ -36,20 +37,36 @@ fn main() -> ExitCode {
         _ => {}
     }
     eprintln!(
-        "usage: flux-kernels compile --out DIR [--shipped | --cover] [--arch ARCH]..., \
-         flux-kernels list [--shipped | --cover] [--arch ARCH]..., or flux-kernels nvrtc"
+        "usage: flux-kernels compile --out DIR [--shipped | --cover] [--only TEXT]... \
+         [--arch ARCH]..., flux-kernels list [with the same options], or flux-kernels nvrtc"
     );
     ExitCode::FAILURE
 }
 
 /// The variants of each architecture that the options name.
 fn selected(options: &[&str]) -> Result<Vec<(Arch, Vec<Variant>)>, String> {
-    let (selection, archs) = match options {
-        ["--cover", archs @ ..] => (Selection::Cover, archs),
-        ["--shipped", archs @ ..] => (Selection::Shipped, archs),
-        archs => (Selection::Every, archs),
+    let (selection, mut options) = match options {
+        ["--cover", options @ ..] => (Selection::Cover, options),
+        ["--shipped", options @ ..] => (Selection::Shipped, options),
+        options => (Selection::Every, options),
     };
-    Ok(archs_of(archs)?.into_iter().map(|arch| (arch, selection.variants(arch))).collect())
+    let mut texts = Vec::new();
+    while let ["--only", text, rest @ ..] = options {
+        texts.push(*text);
+        options = rest;
+    }
+    let is_wanted = |variant: &Variant| {
+        let name = variant.to_string();
+        texts.iter().all(|text| name.contains(text))
+    };
+    let selected: Vec<(Arch, Vec<Variant>)> = archs_of(options)?
+        .into_iter()
+        .map(|arch| (arch, selection.variants(arch).into_iter().filter(is_wanted).collect()))
+        .collect();
+    if selected.iter().all(|(_, variants)| variants.is_empty()) {
+        return Err(format!("no kernel's name has --only {}", texts.join(" and ")));
+    }
+    Ok(selected)
 }
 
 fn list(selected: &[(Arch, Vec<Variant>)]) -> ExitCode {
@@ -77,7 +94,7 @@ fn archs_of(mut options: &[&str]) -> Result<Vec<Arch>, String> {
     match options {
         [] if archs.is_empty() => Ok(vec![Arch::Sm90a]),
         [] => Ok(archs),
-        [word, ..] => Err(format!("{word} is no option: use --arch ARCH")),
+        [word, ..] => Err(format!("{word} is no option here: --only and then --arch come last")),
     }
 }
 
