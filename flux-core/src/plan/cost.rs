@@ -75,8 +75,10 @@ impl<'a> PlanCost<'a> {
             * f64::from(plan.tile.n)
             * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
         let multiply_ns = ops / machine.ops_per_ns(operand);
-        // Every step loads a column of both operands from L2.
-        let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_shard());
+        // Every step loads a column of both operands from L2, of x as many rows as there are.
+        let rows = if plan.is_flattened() { problem.m() } else { problem.m_shard() };
+        let elements =
+            f64::from(plan.tile.m.min(rows) + plan.tile.n) * f64::from(problem.k_shard());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * operand.bytes() as f64 / l2;
         let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0))
@@ -113,13 +115,17 @@ impl<'a> PlanCost<'a> {
     /// Waves of tiles, with the fix-up of shared tiles.
     fn multiply(&self) -> f64 {
         let fixed = self.target.machine.tile_ns as f64;
-        let partials = |tiles: f64| 2.0 * tiles * self.tile_elements() * 4.0 / self.memory();
+        // A part is stored, announced by a signal, awaited and loaded, one after the other.
+        let partials = |tiles: f64, parts: f64| {
+            2.0 * tiles * self.tile_elements() * 4.0 / self.memory()
+                + parts * self.target.machine.signal_ns as f64
+        };
         match self.plan.k {
             KSplit::Whole => (self.tiles / self.workers).ceil() * (self.tile_ns + fixed),
             KSplit::SplitK(parts) => {
                 let parts = f64::from(parts);
                 let waves = (self.tiles * parts / self.workers).ceil();
-                waves * (self.tile_ns / parts + fixed) + partials(self.workers)
+                waves * (self.tile_ns / parts + fixed) + partials(self.workers, parts)
             }
             KSplit::StreamK => {
                 let share = self
@@ -130,7 +136,7 @@ impl<'a> PlanCost<'a> {
                 whole * (self.tile_ns + fixed)
                     + share * self.tile_ns
                     + fixed
-                    + partials(self.workers)
+                    + partials(self.workers, 2.0)
             }
         }
     }

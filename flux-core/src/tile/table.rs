@@ -20,8 +20,12 @@ const FEWEST_STAGES: u32 = 3;
 pub const PORTABLE_WARPS: u32 = 8;
 /// Fewest stages of the portable kernel: one is filled while another is multiplied.
 const FEWEST_PORTABLE_STAGES: u32 = 2;
-/// Most stages of a ring; stages are loaded in pairs, so it is even.
-const MOST_STAGES: u32 = 12;
+/// Most stages of a ring.
+const MOST_STAGES: u32 = 22;
+/// Most stages of the portable kernel's ring.
+const MOST_PORTABLE_STAGES: u32 = 12;
+/// Rings of more stages have whole pairs, which are loaded together.
+const MOST_SINGLE_STAGES: u32 = 8;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
 pub const ROW_GAP: u32 = VECTOR_BYTES;
 /// Bytes of an mbarrier, and of a word that roles share.
@@ -69,7 +73,7 @@ pub(super) enum Kernels {
 }
 
 /// Rows, columns, kernels of Hopper; wide tiles first.
-pub(super) const HOPPER: [(u32, u32, Kernels); 27] = [
+pub(super) const HOPPER: [(u32, u32, Kernels); 29] = [
     (256, 192, Shared),
     (192, 256, Shared),
     (128, 256, Both),
@@ -97,6 +101,8 @@ pub(super) const HOPPER: [(u32, u32, Kernels); 27] = [
     (64, 128, PerConsumer),
     (64, 96, PerConsumer),
     (64, 64, PerConsumer),
+    (32, 128, PerConsumer),
+    (32, 64, PerConsumer),
 ];
 /// Rows and columns of the portable kernel's tiles; wide tiles first.
 pub(super) const PORTABLE: [(u32, u32); 9] = [
@@ -156,6 +162,7 @@ impl TileShape {
         // All kernels of a form have the stages of the scattering one, whose rows have gaps.
         (FEWEST_STAGES..=most)
             .rev()
+            .filter(|&stages| stages <= MOST_SINGLE_STAGES || stages.is_multiple_of(2))
             .find(|&stages| self.shared_bytes(staging, numerics, stages, true) <= shared_bytes)
     }
 
@@ -215,7 +222,7 @@ impl TileShape {
     /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
     /// ```
     pub fn portable_stages(self, numerics: Numerics, shared_bytes: u32) -> Option<u32> {
-        (FEWEST_PORTABLE_STAGES..=MOST_STAGES)
+        (FEWEST_PORTABLE_STAGES..=MOST_PORTABLE_STAGES)
             .rev()
             .find(|&stages| self.portable_shared_bytes(numerics, stages) <= shared_bytes)
     }

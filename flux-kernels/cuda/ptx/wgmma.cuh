@@ -44,6 +44,7 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 
 // The operands of an instruction with that many accumulators in a thread, d[0] and on: their places
 // in the text, and their constraints.
+#define FLUX_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FLUX_PLACES_16 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FLUX_PLACES_24 \
@@ -103,6 +104,7 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FLUX_EIGHT(i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FLUX_SUMS_8 FLUX_EIGHT(0)
 #define FLUX_SUMS_16 FLUX_EIGHT(0), FLUX_EIGHT(8)
 #define FLUX_SUMS_24 FLUX_SUMS_16, FLUX_EIGHT(16)
 #define FLUX_SUMS_32 FLUX_SUMS_24, FLUX_EIGHT(24)
@@ -166,6 +168,7 @@ struct Wgmma;
     FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, bf16, Bf16)   \
     FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, F16)
 
+FLUX_WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)
 FLUX_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
 FLUX_WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)
 FLUX_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
@@ -190,6 +193,8 @@ FLUX_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 #undef FLUX_WGMMA_OF
 #undef FLUX_EIGHT
 #undef FLUX_FOUR
+#undef FLUX_PLACES_8
+#undef FLUX_SUMS_8
 #undef FLUX_PLACES_16
 #undef FLUX_SUMS_16
 #undef FLUX_PLACES_24

@@ -125,6 +125,9 @@ private:
         }
     }
 
+    // Of the boxes that a stage gets.
+    __device__ __forceinline__ u32 stage_bytes() const { return p.box_rows * C::kStepBytes + C::kStageBytes - C::kBytesA; }
+
     // Waits until the stage is free, and sets the bytes of its next phase.
     __device__ __forceinline__ void open_stage(u32 bytes) const {
         ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
@@ -158,7 +161,7 @@ private:
 
     __device__ __forceinline__ void load_weights(const WorkItem& item, u32 step, u32 steps) {
         for (const u32 end = step + steps; step < end; ++step) {
-            open_stage(C::kStageBytes);
+            open_stage(stage_bytes());
             load_b(item, ring.stage, step);
             ring.advance();
         }
@@ -187,7 +190,7 @@ private:
     }
 
     __device__ __forceinline__ void load(const WorkItem& item, u32 step) {
-        open_stage(C::kStageBytes);
+        open_stage(stage_bytes());
         load_a(item, ring.stage, step);
         load_b(item, ring.stage, step);
         ring.advance();
@@ -199,9 +202,9 @@ private:
         if constexpr (C::kPairs) {
             for (; step + 1 < end; step += 2) {
                 const u32 stage = ring.stage;
-                open_stage(C::kStageBytes);
+                open_stage(stage_bytes());
                 ring.advance();
-                open_stage(C::kStageBytes);
+                open_stage(stage_bytes());
                 load_b(item, stage, step);
                 load_b(item, ring.stage, step + 1);
                 load_a(item, stage, step);

@@ -145,7 +145,8 @@ mirrored! {
         pub(crate) sequential: u32,
         /// Whether no launch ahead on the stream writes weights.
         pub(crate) constant_weights: u32,
-        pub(crate) padding: u32,
+        /// Rows of a box of x in a stage.
+        pub(crate) box_rows: u32,
         /// By item, of a call that records them; else 0.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
         /// By CTA, of the same calls.

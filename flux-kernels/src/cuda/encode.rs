@@ -15,7 +15,7 @@ use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::{GATE_COLUMNS, Generation};
-use flux_core::{DType, Numerics, Rank, SumsTo, WorldSize};
+use flux_core::{DType, Numerics, Rank, SumsTo, TileShape, WorldSize};
 
 /// The operands' tensor maps.
 struct Maps {
@@ -62,7 +62,7 @@ fn encode_maps(
         rows: x_rows,
         row_bytes: args.x.row_bytes,
         outer: &x_outer,
-        box_rows: tile.m,
+        box_rows: rows.boxed(tile),
         box_width: BoxWidth::Wide,
         fetch: Fetch::Pair,
     };
@@ -147,6 +147,12 @@ impl Extents {
             0
         };
         Self { rank: p.rank, global, x, y, own_first }
+    }
+
+    /// Rows of a box of x. Where no matrix has as many rows as a tile, the copy unit would spend more
+    /// time on zeros than on rows, and nobody needs them: a row's products are its own.
+    fn boxed(&self, tile: TileShape) -> u32 {
+        tile.m.min(self.global)
     }
 
     /// Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
@@ -350,7 +356,7 @@ pub(super) fn encode_params(
         op_hash: args.op_hash,
         sequential: u32::from(args.sequential),
         constant_weights: u32::from(args.start == LaunchStart::WithWeights),
-        padding: 0,
+        box_rows: Extents::of(p).boxed(p.tile),
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
