@@ -43,8 +43,8 @@ pub use harness::epilogue::with_bias as epilogues_with_bias;
 pub use harness::gpu::cublas::{Gemm, GemmShape, available as cublas_available};
 pub use harness::reference::verify as verify_on_host;
 pub use harness::{
-    Buffer, EpilogueArgs, EpilogueSpec, Fill, MadeBy, OperandSet, Operands, RankContext, Violation,
-    w_window, x_window,
+    Buffer, EpilogueArgs, EpilogueSpec, Fill, MadeBy, Norm, OperandSet, Operands, RankContext,
+    Violation, Weight, w_window, x_window,
 };
 pub use lab::{CoreReport, FirstCallReport};
 pub use plan::PlanArgs;

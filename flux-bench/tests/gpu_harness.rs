@@ -12,7 +12,7 @@ use flux_bench::{
 };
 use flux_core::plan::Plan;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::Element;
+use flux_kernels::{Element, Operand};
 use flux_transport::{Communicator, Options, Select, World};
 use gpu_support::gpus;
 use gpu_support::skipped::skip;
@@ -51,9 +51,10 @@ fn right<T: Element>(operands: &Operands) -> Vec<T> {
     let dot = |row, col| {
         (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>()
     };
-    let bias = |col| if operands.epilogue.bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+    let has = |operand| operands.epilogue.operands.has(operand);
+    let bias = |col| if has(Operand::Bias) { at(operands.seed_bias, 0, col) } else { 0.0 };
     let residual = |row, col| {
-        if operands.epilogue.residual { at(operands.seed_residual, row, col) } else { 0.0 }
+        if has(Operand::Residual) { at(operands.seed_residual, row, col) } else { 0.0 }
     };
     let sum = |row, of_w, col| (dot(row, of_w) + bias(of_w) + residual(row, col)) as f32;
     let activated = |sum| operands.epilogue.activation.apply(sum);

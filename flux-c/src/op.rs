@@ -3,11 +3,11 @@
 use crate::comm::{InUse, OpDefaults, flux_comm};
 use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
-use crate::tensor::{dtype, element, flux_operands, flux_tensor, operand};
+use crate::tensor::{dtype, flux_operands, flux_tensor, of_weight, operand};
 use flux_ops::binding::{Handles, NamedActivation};
 use flux_ops::{
-    BuildError, CallError, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, Norm, OpKind, OpSpec,
-    Operands, Partials, ProblemError, Rank, Weight, WeightLayout, WeightList,
+    BuildError, CallError, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, OpKind, OpSpec,
+    Operand, Operands, Partials, Presence, ProblemError, Rank, WeightLayout,
 };
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
@@ -102,6 +102,16 @@ const FLAGS: u32 = FLUX_OP_BIAS
     | FLUX_OP_WEIGHTS_KN
     | FLUX_OP_BATCH_INVARIANT
     | FLUX_OP_F32_PARTIALS;
+
+/// The flag with which an op takes an operand, and its name.
+const fn flag_of(operand: Operand) -> Option<(u32, &'static str)> {
+    match operand {
+        Operand::Bias => Some((FLUX_OP_BIAS, "FLUX_OP_BIAS")),
+        Operand::Residual => Some((FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL")),
+        Operand::Gain | Operand::YNorm => Some((FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM")),
+        Operand::X | Operand::W | Operand::Y | Operand::XFull => None,
+    }
+}
 
 /// Most weights of an op.
 pub const FLUX_MAX_WEIGHTS: usize = 4;
@@ -219,8 +229,9 @@ impl flux_op_options {
         }
         spec.columns = (several > 0).then(|| self.columns[..several].to_vec());
         spec.epilogue = EpilogueSpec {
-            bias: has(FLUX_OP_BIAS),
-            residual: has(FLUX_OP_RESIDUAL),
+            operands: Operand::optional()
+                .filter(|&operand| flag_of(operand).is_some_and(|(flag, _)| has(flag)))
+                .collect(),
             activation,
             gates,
             rms_norm: has(FLUX_OP_RMS_NORM).then(|| self.rms_norm_eps.into()),
@@ -455,6 +466,21 @@ pub unsafe extern "C" fn flux_op_forward_cuda(
     })
 }
 
+/// Whether an operand is given, as the op has its flag.
+fn is_given(flags: u32, operand: Operand, tensors: *const flux_tensor) -> Result<bool, Error> {
+    let (name, given) = (operand.name(0), !tensors.is_null());
+    let Some((flag, word)) = flag_of(operand) else { return Ok(given) };
+    match (flags & flag != 0, given) {
+        (true, false) => Err(Error::operand(format!(
+            "operands.{name} is NULL, and the op was created with {word}: give it"
+        ))),
+        (false, true) => Err(Error::operand(format!(
+            "operands.{name} is given, and the op was created without {word}: give NULL"
+        ))),
+        _ => Ok(given),
+    }
+}
+
 /// # Safety
 /// The operands are the caller's, at `location`.
 unsafe fn forward(
@@ -467,22 +493,6 @@ unsafe fn forward(
     let given = unsafe { structure(operands) }?;
     // SAFETY: as the caller vouches.
     let operand = |name: &'static str, tensor| unsafe { operand(name, tensor, location) };
-    // Whether it is given, as the op has the flag.
-    let has = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (
-        op.flags & flag != 0,
-        tensor.is_null(),
-    ) {
-        (true, true) => Err(Error::operand(format!(
-            "operands.{name} is NULL, and the op was created with {word}: give it"
-        ))),
-        (false, false) => Err(Error::operand(format!(
-            "operands.{name} is given, and the op was created without {word}: give NULL"
-        ))),
-        (given, _) => Ok(given),
-    };
-    let optional = |name: &'static str, flag: u32, word: &str, tensor| {
-        if has(name, flag, word, tensor)? { operand(name, tensor).map(Some) } else { Ok(None) }
-    };
     let (weights, count) = (op.op.weight_count(), given.weight_count.max(1));
     if count != weights {
         return Err(Error::operand(format!(
@@ -491,45 +501,32 @@ unsafe fn forward(
             if weights == 1 { "weight" } else { "weights" }
         )));
     }
-    let has_bias = has("bias", FLUX_OP_BIAS, "FLUX_OP_BIAS", given.bias)?;
-    let one = |name: &'static str, tensors, weight| match weights {
-        1 => operand(name, tensors),
-        // SAFETY: as the caller vouches, with as many elements as the op has weights.
-        _ => unsafe { element(name, tensors, weight, location) },
-    };
-    let weight = |weight| {
-        let (w, y) = (one("w", given.w, weight)?, one("y", given.y, weight)?);
-        let bias = if has_bias { Some(one("bias", given.bias, weight)?) } else { None };
-        Ok::<_, Error>(Weight { w, bias, y })
-    };
     // A call allocates nothing.
-    let mut all = WeightList::new();
-    for number in 0..weights {
-        // There is room: an op has no more.
-        let _ = all.push(weight(number)?);
+    let mut operands = Operands::new(operand("x", given.x)?);
+    for weight in 0..weights {
+        // SAFETY: as the caller vouches, with as many elements as the op has weights.
+        let one = |tensors, name| unsafe { of_weight(name, tensors, weight, weights, location) };
+        operands.add_weight(one(given.w, "w")?, one(given.y, "y")?);
     }
-    let norm = (
-        optional("gain", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.gain)?,
-        optional("y_norm", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.y_norm)?,
-    );
-    let operands = Operands {
-        x: operand("x", given.x)?,
-        weights: all,
-        residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
-        norm: norm.0.zip(norm.1).map(|(gain, y_norm)| Norm { gain, y_norm }),
-        gathered: if given.x_full.is_null() {
-            None
-        } else {
-            Some(operand("x_full", given.x_full)?)
-        },
-        constant_weights: match given.constant_weights {
-            0 => false,
-            1 => true,
-            other => {
-                let words = format!("operands.constant_weights = {other}: give 0 or 1");
-                return Err(Error::operand(words));
-            }
-        },
+    for kind in Operand::ALL.into_iter().filter(|kind| kind.presence() != Presence::Always) {
+        let (name, tensors) = (kind.name(0), given.tensor(kind));
+        if !is_given(op.flags, kind, tensors)? {
+            continue;
+        }
+        let count = if kind.is_of_weight() { weights } else { 1 };
+        for weight in 0..count {
+            // SAFETY: as above.
+            let tensor = unsafe { of_weight(name, tensors, weight, count, location) }?;
+            operands.set(kind, weight, tensor);
+        }
+    }
+    operands.constant_weights = match given.constant_weights {
+        0 => false,
+        1 => true,
+        other => {
+            let words = format!("operands.constant_weights = {other}: give 0 or 1");
+            return Err(Error::operand(words));
+        }
     };
     // SAFETY: as the caller vouches.
     unsafe { op.op.run(&operands, stream) }.map_err(in_c)

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::handle::{Structure, given};
-use flux_ops::{DType, Layout, Location, RawTensor};
+use flux_ops::{DType, Layout, Location, Operand, RawTensor};
 use std::ffi::c_void;
 
 /// A row-major matrix of the caller's. A vector is one row.
@@ -59,6 +59,22 @@ unsafe impl Structure for flux_operands {
     const NAME: &'static str = "operands";
 }
 
+impl flux_operands {
+    /// The field of an operand.
+    pub(crate) const fn tensor(&self, operand: Operand) -> *const flux_tensor {
+        match operand {
+            Operand::X => self.x,
+            Operand::W => self.w,
+            Operand::Bias => self.bias,
+            Operand::Residual => self.residual,
+            Operand::Gain => self.gain,
+            Operand::Y => self.y,
+            Operand::YNorm => self.y_norm,
+            Operand::XFull => self.x_full,
+        }
+    }
+}
+
 /// The element type with this number.
 pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
     match number {
@@ -84,20 +100,25 @@ pub(crate) unsafe fn operand(
     described(&format!("operands.{name}->dtype"), unsafe { tensor.read_unaligned() }, location)
 }
 
-/// As [`operand`], of the element `index` of an array.
+/// As [`operand`], of a weight: one of as many elements of an array as there are weights.
 ///
 /// # Safety
-/// `tensors` is NULL or an array of the caller's with this element.
-pub(crate) unsafe fn element(
+/// `tensors` is NULL or an array of the caller's with these elements.
+pub(crate) unsafe fn of_weight(
     name: &str,
     tensors: *const flux_tensor,
-    index: usize,
+    weight: usize,
+    weights: usize,
     location: Location,
 ) -> Result<RawTensor, Error> {
+    if weights == 1 {
+        // SAFETY: as the caller vouches.
+        return unsafe { operand(name, tensors, location) };
+    }
     given(&format!("operands.{name}"), tensors)?;
     // SAFETY: the caller vouches for this element; any bits are a tensor.
-    let tensor = unsafe { tensors.add(index).read_unaligned() };
-    described(&format!("operands.{name}[{index}].dtype"), tensor, location)
+    let tensor = unsafe { tensors.add(weight).read_unaligned() };
+    described(&format!("operands.{name}[{weight}].dtype"), tensor, location)
 }
 
 fn described(
@@ -106,7 +127,7 @@ fn described(
     location: Location,
 ) -> Result<RawTensor, Error> {
     let flux_tensor { data, rows, cols, row_stride, dtype: number } = tensor;
-    let dtype = dtype(dtype_name, number)?;
+    let dtype = dtype(dtype_name, number)?.into();
     // Of one row the stride says nothing.
     let row_stride = if row_stride == 0 || rows <= 1 { cols } else { row_stride };
     let layout = Layout::strided(rows, cols, row_stride);

@@ -21,7 +21,7 @@ pub mod simulate;
 pub mod tile;
 
 pub use nodes::Nodes;
-pub use numerics::{DType, Numerics, Partials};
+pub use numerics::{DType, ElementType, Numerics, Partials};
 pub use plan::Plan;
 pub use problem::{OpKind, Problem, ProblemError, SumsTo};
 pub use rank::{Rank, WorldSize};

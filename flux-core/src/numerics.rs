@@ -74,6 +74,53 @@ impl fmt::Display for DType {
     }
 }
 
+/// Element type of memory that a call reads or writes: one of matrices, or fp32, of which no op
+/// multiplies operands.
+///
+/// ```
+/// use flux_core::{DType, ElementType};
+/// let types = [ElementType::from(DType::Bf16), ElementType::F32];
+/// assert_eq!(types.map(ElementType::bytes), [2, 4]);
+/// assert_eq!(types.map(|element| element.to_string()), ["bf16", "fp32"]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    /// Of `x`, `w` and `y`, and of what is added to `y`.
+    Matrix(DType),
+    /// IEEE 754 binary32.
+    F32,
+}
+
+impl ElementType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Matrix(dtype) => dtype.bytes(),
+            Self::F32 => size_of::<f32>(),
+        }
+    }
+
+    /// Elements of a vector of [`VECTOR_BYTES`].
+    pub const fn per_vector(self) -> u32 {
+        VECTOR_BYTES / self.bytes() as u32
+    }
+}
+
+impl From<DType> for ElementType {
+    fn from(dtype: DType) -> Self {
+        Self::Matrix(dtype)
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Matrix(dtype) => dtype.fmt(f),
+            Self::F32 => f.write_str("fp32"),
+        }
+    }
+}
+
 /// Element type in which ranks send partial sums to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Partials {

@@ -4,7 +4,7 @@
 //! to fp32, to nearest even from it.
 
 use bytemuck::Pod;
-use flux_core::DType;
+use flux_core::{DType, ElementType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::fmt::Debug;
@@ -13,10 +13,21 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for half::bf16 {}
     impl Sealed for half::f16 {}
+    impl Sealed for f32 {}
+}
+
+/// An element of an operand's memory: an [`Element`], or `f32`.
+pub trait TensorElement: Pod + sealed::Sealed {
+    /// The type's name.
+    const TYPE: ElementType;
+}
+
+impl TensorElement for f32 {
+    const TYPE: ElementType = ElementType::F32;
 }
 
 /// An element of `x`, `w` and `y`: [`half::bf16`] or [`half::f16`].
-pub trait Element: Pod + Debug + PartialEq + Send + Sync + sealed::Sealed {
+pub trait Element: TensorElement + Debug + PartialEq + Send + Sync {
     /// The type's name in a [`Problem`](flux_core::Problem).
     const DTYPE: DType;
 
@@ -41,6 +52,10 @@ pub trait Element: Pod + Debug + PartialEq + Send + Sync + sealed::Sealed {
 
 macro_rules! element {
     ($type:ty, $dtype:expr) => {
+        impl TensorElement for $type {
+            const TYPE: ElementType = ElementType::Matrix($dtype);
+        }
+
         impl Element for $type {
             const DTYPE: DType = $dtype;
 
@@ -69,7 +84,7 @@ element!(f16, DType::F16);
 /// An expression with the [`Element`] of a [`DType`].
 ///
 /// ```
-/// use flux_core::DType;
+/// use flux_core::{DType, ElementType};
 /// let bytes = |dtype| flux_kernels::with_element!(dtype, T, size_of::<T>());
 /// assert_eq!(DType::ALL.map(bytes), DType::ALL.map(DType::bytes));
 /// ```

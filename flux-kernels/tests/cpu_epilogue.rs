@@ -10,9 +10,9 @@ use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{
-    Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut,
+    Buffers, CpuArgs, CpuWeight, Epilogue, ExecuteError, Executor, Input, Rows, RowsMut,
 };
-use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, Operand, WeightLayout};
 use flux_testkit::{Case, Values};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -41,6 +41,16 @@ fn of_columns<T: Element>(op: OpKind, n: usize, more: u32, world: u32) -> Proble
 const SCHEDULE: Schedule =
     Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
+/// An epilogue that adds a bias, where there is one.
+fn with_bias<T: Element>(bias: Option<&[T]>) -> Epilogue<'_, T> {
+    let mut epilogue = Epilogue::default();
+    if let Some(elements) = bias {
+        let rows = Input::Rows(Rows { elements, stride: elements.len() });
+        epilogue.operands.set(Operand::Bias, 0, rows);
+    }
+    epilogue
+}
+
 /// Runs every rank, and compares each result: integers for equality, reals within the bound.
 fn check<T: Element>(case: &Case<T>, values: Values, workers: usize) {
     let expected = case.expected();
@@ -49,8 +59,8 @@ fn check<T: Element>(case: &Case<T>, values: Values, workers: usize) {
         let (x, w, bias) = (case.x(rank), case.w(rank), case.bias(rank));
         for _ in 0..2 {
             let (activation, gates) = (case.activation, case.gates);
-            let epilogue = Epilogue { activation, gates, ..Epilogue::default() };
-            let y = member.call_with(&x, &w, bias.as_deref(), epilogue, Duration::ZERO).unwrap();
+            let epilogue = Epilogue { activation, gates, ..with_bias(bias.as_deref()) };
+            let y = member.call_with(&x, &w, epilogue, Duration::ZERO).unwrap();
             let sums = sums(member.executor.program());
             match values {
                 Values::Integers => case.equals(&expected, sums, rank, &y),
@@ -125,7 +135,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let p = problem::<bf16>(OpKind::GemmReduceScatter, 1);
     let (program, memory) = alone(&p, 0, &SCHEDULE, Epoch::FIRST);
     let (x, w, bias) = (vec![bf16::ONE; 13 * 24], vec![bf16::ONE; 40 * 24], vec![bf16::ONE; 40]);
-    let call = |bias: Option<&[bf16]>, epilogue: Epilogue<'_, bf16>| {
+    let call = |epilogue: Epilogue<'_, bf16>| {
         let mut y = vec![bf16::NAN; 13 * 40];
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
@@ -135,7 +145,6 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
                 weights: WeightList::one(CpuWeight {
                     w: Rows { elements: &w, stride: 24 },
                     y: RowsMut { elements: &mut y, stride: 40 },
-                    bias,
                 }),
                 layout: WeightLayout::Nk,
                 epilogue,
@@ -147,21 +156,28 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
         result
     };
-    let text = call(Some(&bias[..39]), Epilogue::default()).unwrap_err().to_string();
-    assert_eq!(text, "bias holds 39 elements with a row stride of 40; 1 rows of 40 need 40");
+    let text = call(with_bias(Some(&bias[..39]))).unwrap_err().to_string();
+    assert_eq!(text, "bias holds 39 elements with a row stride of 39; 1 rows of 40 need 40");
     let refused =
-        call(None, Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
+        call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
     assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
     assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
-    let refused =
-        call(None, Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() })
-            .unwrap_err();
+    let gates = Some(GateLayout::Interleaved);
+    let refused = call(Epilogue { gates, ..Epilogue::default() }).unwrap_err();
     assert!(matches!(refused, ExecuteError::Gates { n: 40, .. }), "{refused}");
-    let rows = |elements| Residual::Rows(Rows { elements, stride: 40 });
-    let text = call(None, Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() })
-        .unwrap_err()
-        .to_string();
+    let with = |operand, input| {
+        let mut epilogue = with_bias(Some(&bias[..]));
+        epilogue.operands.set(operand, 0, input);
+        epilogue
+    };
+    let rows = |elements| Input::Rows(Rows { elements, stride: 40 });
+    let text = call(with(Operand::Residual, rows(&w[..519]))).unwrap_err().to_string();
     assert_eq!(text, "residual holds 519 elements with a row stride of 40; 13 rows of 40 need 520");
+    for (operand, input) in [(Operand::Gain, rows(&bias)), (Operand::Bias, Input::InY)] {
+        let refused = call(with(operand, input)).unwrap_err();
+        let operand = operand.name(0);
+        assert_eq!(refused, ExecuteError::NoSuchOperand { op: p.op(), operand });
+    }
     assert_eq!(memory.epoch(0), Epoch::FIRST);
-    call(Some(&bias), Epilogue { residual: Some(rows(&w[..520])), ..Epilogue::default() }).unwrap();
+    call(with(Operand::Residual, rows(&w[..520]))).unwrap();
 }

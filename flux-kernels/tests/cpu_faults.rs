@@ -63,7 +63,6 @@ fn call_of<T: Element>(
             weights: WeightList::one(CpuWeight {
                 w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
                 y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
-                bias: None,
             }),
             layout: WeightLayout::Nk,
             epilogue: Epilogue::default(),
@@ -281,7 +280,6 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
                 weights: WeightList::one(CpuWeight {
                     w: Rows { elements: &w, stride: 16 },
                     y: RowsMut { elements: &mut y, stride: 32 },
-                    bias: None,
                 }),
                 layout: WeightLayout::Nk,
                 epilogue: Epilogue::default(),

@@ -325,7 +325,6 @@ fn strided_operands_are_read_and_written_in_place() {
         weights: WeightList::one(CpuWeight {
             w: Rows { elements: &w, stride: 16 + PAD },
             y: RowsMut { elements: &mut y, stride: 24 + PAD },
-            bias: None,
         }),
         layout: WeightLayout::Nk,
         epilogue: Epilogue::default(),

@@ -65,7 +65,6 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             weights: WeightList::one(CpuWeight {
                 w: Rows { elements: &w, stride: 16 },
                 y: RowsMut { elements: &mut y, stride: 64 },
-                bias: None,
             }),
             layout: WeightLayout::Nk,
             epilogue: Epilogue::default(),

@@ -11,7 +11,7 @@ use flux_cuda::CudaError;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
-use flux_kernels::{NoKernel, NoSuchTile, WeightLayout};
+use flux_kernels::{Extent, NoKernel, NoSuchTile, Operand, Presence, WeightLayout};
 use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
 /// Why an op was not built. Where all ranks build, all have then left the build.
@@ -124,7 +124,8 @@ pub enum BuildError {
     Option {
         /// The op.
         op: OpKind,
-        /// `residual`, `rms_norm`, `partials`, `activation`, `gates` or `several_weights`.
+        /// An optional operand's name, `rms_norm`, `partials`, `activation`, `gates` or
+        /// `several_weights`.
         option: &'static str,
     },
     /// Calls need more workspace than the caller allows.
@@ -256,7 +257,10 @@ fn ops_with(option: &str) -> &'static str {
         "activation" => "only ag_gemm has one",
         "gates" | "several_weights" => "only ag_gemm has them",
         "partials" => "only gemm_rs and gemm_ar send partial sums",
-        _ => "only gemm_rs and gemm_ar have one",
+        _ => match Operand::named(option) {
+            Some((operand, _)) if operand.is_of(OpKind::AllGatherGemm) => "only ag_gemm has one",
+            _ => "only gemm_rs and gemm_ar have one",
+        },
     }
 }
 
@@ -292,8 +296,7 @@ pub enum CallError {
         shape_remedy(operand, *op, *expected, *found)
     )]
     Shape {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`; of a further weight
-        /// `w[i]`, `bias[i]` or `y[i]`.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -311,7 +314,7 @@ pub enum CallError {
     /// A description of memory is no operand.
     #[error("{operand}: {source}")]
     View {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// Why.
         source: TensorError,
@@ -374,7 +377,7 @@ pub enum CallError {
         expected.cols
     )]
     NotGiven {
-        /// `bias`, `residual`, `gain`, or `bias[i]` of a further weight.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// What it takes.
         expected: Shape,
@@ -386,7 +389,7 @@ pub enum CallError {
         found.rows, found.cols, option_of(operand)
     )]
     Unwanted {
-        /// `bias`, `residual`, `gain`, or `bias[i]` of a further weight.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// What was given.
         found: Layout,
@@ -402,7 +405,7 @@ pub enum CallError {
         "{operand} is in {found}, but this rank's communicator works on {expected}: copy it there"
     )]
     Location {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// Where the communicator works.
         expected: Location,
@@ -430,7 +433,7 @@ pub enum CallError {
          make the view for the call's stream"
     )]
     ViewStream {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// Handle of the view's stream.
         view: usize,
@@ -446,7 +449,7 @@ pub enum CallError {
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
+        /// The operand's [name](Operand::name).
         operand: &'static str,
         /// Its address.
         address: u64,
@@ -477,22 +480,21 @@ flux_core::debug_is_text!(BuildError, CallError);
 /// What an operand of another shape should have.
 fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> String {
     let exchanged = (expected.cols as usize, expected.rows as usize) == (found.rows, found.cols);
-    match operand {
-        _ if exchanged && (operand == "w" || operand.starts_with("w[")) => {
+    match Operand::named(operand).map(|(operand, weight)| (operand.extent(), weight)) {
+        Some((Extent::W, _)) if exchanged => {
             "it looks transposed: weights are [n, k], or [k, n] of an op built with \
              weights(WeightLayout::Kn)"
                 .to_owned()
         }
-        "w" => {
+        Some((Extent::W, 0)) => {
             let part = if op.reduces() { "inner" } else { "columns" };
             format!("give this rank's part of the weight, as op.{part}(rank) says")
         }
-        _ if operand.starts_with("w[") => {
+        Some((Extent::W, _)) => {
             "give this rank's part of the weight, as op.weight_columns(weight, rank) says"
                 .to_owned()
         }
-        _ if operand.starts_with("bias") => format!("give one row of {} values", expected.cols),
-        "gain" => format!("give one row of {} values", expected.cols),
+        Some((Extent::Columns, _)) => format!("give one row of {} values", expected.cols),
         _ if found.rows != expected.rows as usize => {
             "all operands have the rows of one m".to_owned()
         }
@@ -512,18 +514,24 @@ fn remedy(output: &str, other: &str) -> String {
 }
 
 /// How a call brings an operand.
-fn call_with(operand: &str) -> &'static str {
-    match operand {
-        "residual" => "op.call(&x).weight(&w, &mut y).residual(&residual).on(stream)",
-        "gain" => "op.call(&x).weight(&w, &mut y).norm(&gain, &mut y_norm).on(stream)",
-        _ => "op.call(&x).weight(&w, &mut y).bias(&bias).on(stream)",
-    }
+fn call_with(operand: &str) -> String {
+    let given = match Operand::named(operand) {
+        Some((known, _)) if known.presence() == Presence::Norm => {
+            "norm(&gain, &mut y_norm)".to_owned()
+        }
+        Some((known, _)) => format!("{0}(&{0})", known.name(0)),
+        None => operand.to_owned(),
+    };
+    format!("op.call(&x).weight(&w, &mut y).{given}.on(stream)")
 }
 
 /// The option that brings an operand.
 fn option_of(operand: &str) -> String {
-    let operand = operand.split('[').next().unwrap_or(operand);
-    if operand == "gain" { "rms_norm(eps)".to_owned() } else { format!("{operand}(true)") }
+    match Operand::named(operand) {
+        Some((known, _)) if known.presence() == Presence::Norm => "rms_norm(eps)".to_owned(),
+        Some((known, _)) => format!("{}(true)", known.name(0)),
+        None => operand.to_owned(),
+    }
 }
 
 #[cfg(test)]

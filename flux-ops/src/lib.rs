@@ -60,7 +60,7 @@
 //! // Memory of another framework, as an operand.
 //! let x = vec![bf16::ONE; 512 * 256];
 //! let address = x.as_ptr().expose_provenance() as u64;
-//! let (dtype, location, layout) = (DType::Bf16, Location::Host, (512, 256).into());
+//! let (dtype, location, layout) = (DType::Bf16.into(), Location::Host, (512, 256).into());
 //! let raw = RawTensor { address, dtype, location, layout, available: x.len() };
 //! // SAFETY: the elements are those of `x`, which outlives the view and is not written.
 //! let x = unsafe { TensorRef::<bf16>::from_raw(raw) }?;
@@ -93,14 +93,18 @@ pub use flux_core::plan::{
 pub use flux_core::problem::{MAX_WEIGHTS, Shape, WeightList};
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{
-    DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
+    DType, ElementType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape,
+    WorldSize,
 };
-pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
+pub use flux_kernels::{
+    Activation, Element, Extent, GateLayout, Operand, OperandSet, Presence, TensorElement,
+    WeightLayout,
+};
 pub use half::{bf16, f16};
 pub use op::{
     AllGatherGemm, Builder, Call, FusedLinear, GemmAllReduce, GemmReduceScatter, TypedLinear,
 };
-pub use operands::{Norm, Operands, Weight};
+pub use operands::Operands;
 pub use planning::{explain_plan_table, ranked_plans};
 pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, OpSpec};
 pub use table_file::TableFileError;

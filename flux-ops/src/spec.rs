@@ -5,10 +5,9 @@
 
 use crate::error::BuildError;
 use flux_core::plan::Plan;
-use flux_core::problem::Shape;
 use flux_core::tile::GATE_COLUMNS;
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, WorldSize};
-use flux_kernels::{Activation, GateLayout, WeightLayout};
+use flux_kernels::{Activation, GateLayout, Operand, OperandSet, WeightLayout};
 use flux_transport::Label;
 use std::fmt;
 use std::path::PathBuf;
@@ -18,11 +17,11 @@ use std::path::PathBuf;
 /// on every rank.
 ///
 /// ```
-/// use flux_ops::{DType, FusedLinear, OpKind, OpSpec};
+/// use flux_ops::{DType, FusedLinear, OpKind, OpSpec, Operand};
 /// use flux_transport::{Communicator, Select, World};
 /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
 /// let mut spec = OpSpec::new(OpKind::GemmAllReduce, 512, 1024, 256, DType::F16);
-/// spec.epilogue.residual = true;
+/// spec.epilogue.operands.set(Operand::Residual, true);
 /// assert!(FusedLinear::build(spec, &comm)?.explain().contains("with residual"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -61,11 +60,10 @@ pub struct OpSpec {
 /// default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EpilogueSpec {
-    /// Whether calls bring a bias.
-    pub bias: bool,
-    /// Whether calls bring a residual, which is added after the bias.
-    pub residual: bool,
-    /// Applied after both.
+    /// What calls bring for it, of the [optional](Operand::optional) ones: a residual is added
+    /// after the bias.
+    pub operands: OperandSet,
+    /// Applied after these.
     pub activation: Activation,
     /// How gates and ups lie in `w` and the bias, where activated gates are multiplied by ups.
     pub gates: Option<GateLayout>,
@@ -155,18 +153,19 @@ impl OpSpec {
 
     /// The op as flight records name it: with its options, so that ops of equal extents differ.
     pub(crate) fn label(&self) -> Label {
-        let EpilogueSpec { bias, residual, activation, gates, rms_norm } = self.epilogue;
+        let EpilogueSpec { operands, activation, gates, rms_norm } = self.epilogue;
         let numerics = self.numerics.to_string();
-        let options = [
-            (self.numerics != DType::Bf16.into(), numerics.as_str()),
-            (bias, "bias"),
-            (residual, "residual"),
+        let operands = operands.iter().map(|operand| (true, operand.name(0)));
+        let further = [
             (activation != Activation::None, activation.name()),
             (gates.is_some(), "gates"),
             (rms_norm.is_some(), "rms_norm"),
             (self.weights == WeightLayout::Kn, "kn"),
         ];
-        let given = options.into_iter().filter(|(given, _)| *given);
+        let options = std::iter::once((self.numerics != DType::Bf16.into(), numerics.as_str()))
+            .chain(operands)
+            .chain(further);
+        let given = options.filter(|(given, _)| *given);
         let name = given.fold(self.kind.to_string(), |name, (_, option)| name + "+" + option);
         Label::new(&name, [0; 3])
     }
@@ -194,17 +193,19 @@ impl OpSpec {
 
     /// Refuses options that the kind does not have.
     pub(crate) fn check_kind(&self) -> Result<(), BuildError> {
-        let EpilogueSpec { bias: _, residual, activation, gates, rms_norm } = self.epilogue;
+        let EpilogueSpec { operands, activation, gates, rms_norm } = self.epilogue;
+        if let Some(operand) = operands.iter().find(|operand| !operand.is_of(self.kind)) {
+            return Err(BuildError::Option { op: self.kind, option: operand.name(0) });
+        }
         let partials = self.numerics.partials != Partials::Output;
-        let of_sums =
-            [("residual", residual), ("rms_norm", rms_norm.is_some()), ("partials", partials)];
-        let of_gathers = [
+        let of_sums: &[_] = &[("rms_norm", rms_norm.is_some()), ("partials", partials)];
+        let of_gathers: &[_] = &[
             ("activation", activation != Activation::None),
             ("gates", gates.is_some()),
             ("several_weights", self.columns.is_some()),
         ];
         let foreign = if self.kind.gathers() { of_sums } else { of_gathers };
-        match foreign.into_iter().find(|(_, given)| *given) {
+        match foreign.iter().copied().find(|(_, given)| *given) {
             Some((option, _)) => Err(BuildError::Option { op: self.kind, option }),
             None => Ok(()),
         }
@@ -275,18 +276,12 @@ fn of_most_rows(error: ProblemError) -> ProblemError {
     }
 }
 
-impl EpilogueSpec {
-    /// The shape of the result of these sums: with gates half as many columns.
-    pub(crate) const fn result(&self, sums: Shape) -> Shape {
-        GateLayout::result_shape(self.gates, sums)
-    }
-}
-
 impl fmt::Display for EpilogueSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.bias { "with bias" } else { "no bias" })?;
-        if self.residual {
-            f.write_str(", with residual")?;
+        let has_bias = self.operands.has(Operand::Bias);
+        f.write_str(if has_bias { "with bias" } else { "no bias" })?;
+        for operand in self.operands.with(Operand::Bias, false).iter() {
+            write!(f, ", with {}", operand.name(0))?;
         }
         if self.activation != Activation::None {
             write!(f, ", then {}", self.activation)?;
@@ -314,7 +309,7 @@ mod tests {
     type Setting = (&'static str, fn(&mut OpSpec));
 
     const OF_SUMS: [Setting; 3] = [
-        ("residual", |spec| spec.epilogue.residual = true),
+        ("residual", |spec| spec.epilogue.operands.set(Operand::Residual, true)),
         ("rms_norm", |spec| spec.epilogue.rms_norm = Some(1e-5.into())),
         ("partials", |spec| spec.numerics.partials = Partials::F32),
     ];
@@ -329,7 +324,7 @@ mod tests {
         ("k", |spec| spec.k = 72),
         ("dtype", |spec| spec.numerics = DType::F16.into()),
         ("weights", |spec| spec.weights = WeightLayout::Kn),
-        ("bias", |spec| spec.epilogue.bias = true),
+        ("bias", |spec| spec.epilogue.operands.set(Operand::Bias, true)),
         ("batch_invariant", |spec| spec.batch_invariant = true),
         ("plan", |spec| spec.plan = Some(Plan::of(TileShape::new(128, 128, 64)))),
         ("sm_margin", |spec| spec.launch.sm_margin = 4),

@@ -3,10 +3,10 @@
 //! Invariant: an exception's class says what the caller can do. Its message names ops, operands and
 //! arguments as Python does. It has the ranks at fault where the error has them.
 
-use crate::operand::names;
+use crate::operand;
 use crate::ops::Kind;
 use flux_ops::binding::{self, Class};
-use flux_ops::{BuildError, CallError};
+use flux_ops::{BuildError, CallError, Operand};
 use flux_transport::{ConnectError, Failure, Rank, TransportError, WorldError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -142,17 +142,8 @@ impl Error {
 }
 
 /// An operand's name in Python, of a call with so many weights.
-fn named(operand: &'static str, weights: usize) -> &'static str {
-    let of_weight = [("w", 0), ("bias", 1), ("y", 2)].into_iter().find_map(|(letter, which)| {
-        let index = operand.strip_prefix(letter)?;
-        let index = if index.is_empty() {
-            0
-        } else {
-            index.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?
-        };
-        Some(names(index, weights)[which])
-    });
-    of_weight.unwrap_or(operand)
+fn named(given: &'static str, weights: usize) -> &'static str {
+    Operand::named(given).map_or(given, |(known, index)| operand::name(known, index, weights))
 }
 
 /// What other faces call by names that Python has not.

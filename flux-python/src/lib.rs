@@ -19,11 +19,14 @@ mod _native {
     use crate::error::Error;
     use crate::group::GroupRendezvous;
     use crate::member::{self, Member};
-    use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
-    use crate::ops::{Call, Kind, Limits, Norm, WeightOperands, epsilon, total};
+    use crate::operand::{self, Dims, Library, activation, operand, weight};
+    use crate::ops::{Call, CallWeight, Kind, Limits, epsilon, total};
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
-    use flux_ops::{DType, EpilogueSpec, Location, MAX_WEIGHTS, Partials, RawTensor, WeightLayout};
+    use flux_ops::{
+        DType, ElementType, EpilogueSpec, Extent, Location, MAX_WEIGHTS, Operand, Partials,
+        WeightLayout,
+    };
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::sync::Arc;
@@ -33,16 +36,13 @@ mod _native {
     type Connected = (u64, u32, u32, String, Option<u32>);
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
-    /// What an op is built with: dtype, whether the weight is a transposed view, bias, residual,
+    /// What an op is built with: dtype, whether the weight is a transposed view, names of operands,
     /// activation, the norm's eps, whether partial sums are in fp32.
-    type Built = (String, bool, bool, bool, u64, Option<f64>, bool);
-    /// `weight`, `bias`, `out`, and of all ranks together `n` of an op that gathers or `k` of the
-    /// others.
-    type OfWeight = (Described, Option<Described>, Described, Option<usize>);
-    /// `x`, the weights, `residual`, `gain`, and with a gain the normalised rows, else the gathered
-    /// ones.
-    type Operands =
-        (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
+    type Built = (String, bool, Vec<String>, u64, Option<f64>, bool);
+    /// `weight`, `out`, and of all ranks together `n` of an op that gathers or `k` of the others.
+    type OfWeight = (Described, Described, Option<usize>);
+    /// `x`, the weights, and the others by name: one, or one of each weight.
+    type Operands = (Described, Vec<OfWeight>, Vec<(String, Vec<Described>)>);
 
     /// Shortest time for the ranks to come, which load their program first.
     const START: Duration = Duration::from_mins(1);
@@ -170,6 +170,16 @@ mod _native {
         with(py, comm, |member| Ok(member.comm.explain()))
     }
 
+    /// The operand with this name.
+    fn named(name: &str) -> Result<Operand, Error> {
+        let known = Operand::named(name).map(|(operand, _)| operand);
+        known.ok_or_else(|| Error::operand(format!("{name} is no operand")))
+    }
+
+    fn element(name: &str) -> Result<ElementType, Error> {
+        if name == "float32" { Ok(ElementType::F32) } else { dtype(name).map(Into::into) }
+    }
+
     fn dtype(name: &str) -> Result<DType, Error> {
         match name {
             "bfloat16" => Ok(DType::Bf16),
@@ -195,7 +205,7 @@ mod _native {
             let (columns, k) = extents;
             let (n, columns) =
                 (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
-            let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
+            let (dtype_name, transposed, names, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
             let mut spec = member.ops.plain(Kind::named(kind)?, n, k, dtype);
@@ -204,7 +214,8 @@ mod _native {
             spec.numerics.partials = partials(f32_partials);
             let (NamedActivation { activation, gates, .. }, rms_norm) =
                 (activation, eps.map(epsilon));
-            spec.epilogue = EpilogueSpec { bias, residual, activation, gates, rms_norm };
+            let operands = names.iter().map(|name| named(name)).collect::<Result<_, Error>>()?;
+            spec.epilogue = EpilogueSpec { operands, activation, gates, rms_norm };
             Ok(member.ops.op(&spec, None, Stream::Host)?.prepare(&rows)?)
         })
     }
@@ -213,22 +224,13 @@ mod _native {
         if f32 { Partials::F32 } else { Partials::Output }
     }
 
-    fn dtype_and_dims(name: &str, of: &Described) -> Result<(DType, Dims), Error> {
-        let (_, type_name, dim, rows, cols, strides) = of;
-        let dtype = dtype(type_name)
+    fn described(name: &str, of: &Described) -> Result<(u64, ElementType, Dims), Error> {
+        let (address, type_name, dim, rows, cols, strides) = of;
+        let dtype = element(type_name)
             .map_err(|error| Error::operand(format!("{name}: {}", error.message())))?;
         let strides = [strides.0, strides.1];
-        Ok((dtype, Dims { dim: *dim, rows: *rows, cols: *cols, strides, library: Library::NumPy }))
-    }
-
-    fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {
-        let (dtype, dims) = dtype_and_dims(name, of)?;
-        operand(name, of.0, dtype, Location::Host, &dims)
-    }
-
-    fn described_weight(name: &'static str, of: &Described) -> Result<Weight, Error> {
-        let (dtype, dims) = dtype_and_dims(name, of)?;
-        weight(name, of.0, dtype, Location::Host, &dims)
+        let dims = Dims { dim: *dim, rows: *rows, cols: *cols, strides, library: Library::NumPy };
+        Ok((*address, dtype, dims))
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
@@ -245,45 +247,53 @@ mod _native {
     ) -> PyResult<()> {
         with(py, comm, |member| {
             let (kind, (activation_number, m)) = (Kind::named(kind)?, numbers);
-            let (x, weights, residual, gain, second) = &operands;
-            let optional = |name, of: &Option<Described>| {
-                of.as_ref().map(|of| described(name, of)).transpose()
+            let (x, given, others) = &operands;
+            let count = given.len();
+            let raw = |kind: Operand, index, of: &Described| {
+                let name = operand::name(kind, index, count);
+                let (address, dtype, dims) = described(name, of)?;
+                operand(kind, name, address, dtype, Location::Host, &dims)
             };
-            let (y_norm, gathered) = if gain.is_some() { (second, &None) } else { (&None, second) };
-            let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
-                (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: epsilon(eps), rows }),
-                _ => None,
-            };
-            let x = described("x", x)?;
-            let of_weight = |(index, (weight, bias, y, split)): (usize, &OfWeight)| {
-                let [weight_name, bias_name, out] = names(index, weights.len());
-                let weight = described_weight(weight_name, weight)?;
-                Ok(WeightOperands {
-                    weight,
-                    bias: optional(bias_name, bias)?,
-                    y: described(out, y)?,
-                    split: *split,
-                })
-            };
-            let of_weights =
-                weights.iter().enumerate().map(of_weight).collect::<Result<Vec<_>, Error>>()?;
+            let mut all = flux_ops::Operands::new(raw(Operand::X, 0, x)?);
+            let mut weights = Vec::new();
+            for (index, (of, out, split)) in given.iter().enumerate() {
+                let name = operand::name(Operand::W, index, count);
+                let (address, dtype, dims) = described(name, of)?;
+                let weight = weight(name, address, dtype, Location::Host, &dims)?;
+                all.add_weight(weight.stored, raw(Operand::Y, index, out)?);
+                weights.push(CallWeight { weight, split: *split });
+            }
+            for (name, list) in others {
+                let kind = named(name)?;
+                for (index, of) in list.iter().enumerate() {
+                    all.set(kind, index, raw(kind, index, of)?);
+                }
+            }
             let call = Call {
                 kind,
                 activation: activation(activation_number)?,
                 m,
-                x,
-                weights: &of_weights,
-                residual: optional("residual", residual)?,
-                norm,
+                operands: all,
+                dtype: dtype(&x.1)?,
+                weights: &weights,
+                eps: eps.map(epsilon),
                 partials: partials(f32_partials),
-                constant_weights: false,
-                gathered: optional("x_full", gathered)?,
                 stream: Stream::Host,
             };
             // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before
             // they return.
             unsafe { member.ops.call(&call) }
         })
+    }
+
+    /// The operands that calls may bring beside `x` and weights, in the order of the kernels'
+    /// arguments: name, whether each weight has one, and whether it has the result's shape.
+    #[pyfunction]
+    fn further_inputs() -> Vec<(&'static str, bool, bool)> {
+        let told = |operand: Operand| {
+            (operand.name(0), operand.is_of_weight(), operand.extent() == Extent::Result)
+        };
+        operand::further_inputs().map(told).collect()
     }
 
     /// Names of the activations, by number.

@@ -5,7 +5,9 @@
 
 use crate::error::Error;
 use flux_ops::binding::NamedActivation;
-use flux_ops::{DType, Layout, Location, MAX_WEIGHTS, RawTensor, WeightLayout};
+use flux_ops::{
+    ElementType, Extent, Layout, Location, MAX_WEIGHTS, Operand, Presence, RawTensor, WeightLayout,
+};
 
 /// The library of a caller's tensors, whose words errors use.
 #[derive(Clone, Copy, Debug)]
@@ -48,14 +50,16 @@ pub(crate) struct Dims {
 
 /// Describes an operand for flux-ops.
 pub(crate) fn operand(
+    kind: Operand,
     name: &'static str,
     address: u64,
-    dtype: DType,
+    dtype: ElementType,
     location: Location,
     dims: &Dims,
 ) -> Result<RawTensor, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride], library } = *dims;
-    let wanted = if name == "gain" || name.starts_with("bias") { 1 } else { 2 };
+    let is_vector = kind.extent() == Extent::Columns;
+    let wanted = if is_vector { 1 } else { 2 };
     if dim != wanted {
         return Err(Error::operand(format!(
             "{name} has {dim} dimensions, and {wanted} are needed"
@@ -104,7 +108,7 @@ pub(crate) fn operand(
 pub(crate) fn weight(
     name: &'static str,
     address: u64,
-    dtype: DType,
+    dtype: ElementType,
     location: Location,
     dims: &Dims,
 ) -> Result<Weight, Error> {
@@ -119,7 +123,7 @@ pub(crate) fn weight(
         (*dims, WeightLayout::Nk)
     };
     Ok(Weight {
-        stored: operand(name, address, dtype, location, &stored)?,
+        stored: operand(Operand::W, name, address, dtype, location, &stored)?,
         layout,
         extents: [rows, cols],
     })
@@ -135,15 +139,25 @@ pub(crate) struct Weight {
     pub(crate) extents: [usize; 2],
 }
 
-/// Names of a weight, its bias and its result: those of one, or of the weight `index` of several.
-pub(crate) fn names(index: usize, weights: usize) -> [&'static str; 3] {
-    const SEVERAL: [[&str; 3]; MAX_WEIGHTS] = [
-        ["weight[0]", "bias[0]", "out[0]"],
-        ["weight[1]", "bias[1]", "out[1]"],
-        ["weight[2]", "bias[2]", "out[2]"],
-        ["weight[3]", "bias[3]", "out[3]"],
-    ];
-    SEVERAL.get(index).filter(|_| weights > 1).copied().unwrap_or(["weight", "bias", "out"])
+/// The name of an operand in Python: of a call with one weight, or of the weight `index` of several.
+pub(crate) fn name(operand: Operand, index: usize, weights: usize) -> &'static str {
+    const WEIGHTS: [&str; MAX_WEIGHTS] = ["weight[0]", "weight[1]", "weight[2]", "weight[3]"];
+    const RESULTS: [&str; MAX_WEIGHTS] = ["out[0]", "out[1]", "out[2]", "out[3]"];
+    match (operand, weights > 1) {
+        (Operand::W, false) => "weight",
+        (Operand::W, true) => WEIGHTS[index],
+        (Operand::Y, false) => "out",
+        (Operand::Y, true) => RESULTS[index],
+        (other, false) => other.name(0),
+        (other, true) => other.counted_name(index),
+    }
+}
+
+/// The operands that a call may bring beside `x` and weights, in the order of arguments.
+pub(crate) fn further_inputs() -> impl Iterator<Item = Operand> {
+    let is_further =
+        |operand: &Operand| operand.presence() != Presence::Always && !operand.is_output();
+    Operand::ALL.into_iter().filter(is_further)
 }
 
 /// The activation with this number.

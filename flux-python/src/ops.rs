@@ -3,11 +3,11 @@
 //! Invariant: ranks that make the same calls build the same ops in the same order.
 
 use crate::error::Error;
-use crate::operand::{Weight, names};
+use crate::operand::{Weight, further_inputs, name};
 use flux_ops::binding::{Class, NamedActivation};
 use flux_ops::{
-    DType, EpilogueSpec, Epsilon, FusedLinear, OpKind, OpSpec, Operands, Partials, RawTensor,
-    SumsTo, WeightLayout, WeightList,
+    DType, EpilogueSpec, Epsilon, FusedLinear, OpKind, OpSpec, Operand, Operands, Partials,
+    RawTensor, SumsTo, WeightLayout,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -112,21 +112,10 @@ pub(crate) fn epsilon(eps: f64) -> Epsilon {
     (eps as f32).into()
 }
 
-/// The operands of a norm.
+/// A weight of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Norm {
-    pub(crate) gain: RawTensor,
-    pub(crate) eps: Epsilon,
-    /// The normalised rows.
-    pub(crate) rows: RawTensor,
-}
-
-/// A weight of a call, with its bias and its result.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WeightOperands {
+pub(crate) struct CallWeight {
     pub(crate) weight: Weight,
-    pub(crate) bias: Option<RawTensor>,
-    pub(crate) y: RawTensor,
     /// `n` of an op that gathers, else `k`, of all ranks together. `None`: the weight's times their
     /// number.
     pub(crate) split: Option<usize>,
@@ -139,17 +128,15 @@ pub(crate) struct Call<'s> {
     pub(crate) activation: NamedActivation,
     /// Rows of all ranks together.
     pub(crate) m: usize,
-    pub(crate) x: RawTensor,
+    /// All of them, with weights as they are stored.
+    pub(crate) operands: Operands<RawTensor>,
+    /// Element type of `x`.
+    pub(crate) dtype: DType,
     /// One, or up to four that share the gathered rows.
-    pub(crate) weights: &'s [WeightOperands],
-    /// It may be `y` itself.
-    pub(crate) residual: Option<RawTensor>,
-    pub(crate) norm: Option<Norm>,
+    pub(crate) weights: &'s [CallWeight],
+    /// Of a norm.
+    pub(crate) eps: Option<Epsilon>,
     pub(crate) partials: Partials,
-    /// Whether the weights are there before the work ahead on the stream begins.
-    pub(crate) constant_weights: bool,
-    /// Where all rows of `x` go.
-    pub(crate) gathered: Option<RawTensor>,
     pub(crate) stream: Stream<'s>,
 }
 
@@ -189,25 +176,11 @@ impl Ops {
             let (found, part) =
                 (of.weight.extents, [op.weight_columns(index, rank).len(), op.inner(rank).len()]);
             if found != part {
-                return Err(call.kind.wrong_part(names(index, count)[0], found, part));
+                return Err(call.kind.wrong_part(name(Operand::W, index, count), found, part));
             }
         }
-        let mut weights = WeightList::new();
-        for of in call.weights {
-            // The op has no more, as it was built for these.
-            let _ = weights.push(flux_ops::Weight { w: of.weight.stored, bias: of.bias, y: of.y });
-        }
-        let norm = |norm: Norm| flux_ops::Norm { gain: norm.gain, y_norm: norm.rows };
-        let operands = Operands {
-            x: call.x,
-            weights,
-            residual: call.residual,
-            norm: call.norm.map(norm),
-            gathered: call.gathered,
-            constant_weights: call.constant_weights,
-        };
         // SAFETY: as the caller has vouched.
-        unsafe { op.run(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))
+        unsafe { op.run(&call.operands, call.stream) }.map_err(|error| Error::of_call(error, count))
     }
 
     /// An op with the options of all ops of the communicator alone.
@@ -225,16 +198,15 @@ impl Ops {
     /// The op of a call, whose weights and results are checked against each other.
     fn spec(&self, call: &Call<'_>) -> Result<OpSpec, Error> {
         let world = self.comm.world_size().get() as usize;
-        let Call { kind, activation, m, weights, .. } = *call;
-        let first = &weights[0];
-        let columns = |of: &WeightOperands| kind.extents(of.weight.extents, of.split, world).0;
+        let Call { kind, activation, m, ref operands, weights, .. } = *call;
+        let (first, count) = (&weights[0], weights.len());
+        let columns = |of: &CallWeight| kind.extents(of.weight.extents, of.split, world).0;
         for (index, of) in weights.iter().enumerate() {
-            let [name, bias, out] = names(index, weights.len());
             let [rows, cols] = of.weight.extents;
-            let (found, needed) = (
-                [of.y.layout.rows, of.y.layout.cols],
-                kind.result(m, activation.columns(rows), &self.comm),
-            );
+            let out = name(Operand::Y, index, count);
+            let found = operands.get(Operand::Y, index).map(|y| [y.layout.rows, y.layout.cols]);
+            let found = found.unwrap_or_default();
+            let needed = kind.result(m, activation.columns(rows), &self.comm);
             if found != needed {
                 return Err(Error::operand(format!(
                     "{out} is {found:?}, and the result of m = {m} is {needed:?}"
@@ -245,22 +217,29 @@ impl Ops {
             }
             if cols != first.weight.extents[1] {
                 let words = format!(
-                    "{name} is {:?}, and weight[0] {:?}",
-                    of.weight.extents, first.weight.extents
+                    "{} is {:?}, and weight[0] {:?}",
+                    name(Operand::W, index, count),
+                    of.weight.extents,
+                    first.weight.extents
                 );
                 return Err(Error::operand(format!("{words}: give weights with the columns of x")));
             }
-            if of.bias.is_some() != first.bias.is_some() {
-                return Err(Error::operand(format!(
-                    "{bias} and bias[0] are not both given: give all weights a bias, or none"
-                )));
+            for operand in further_inputs().filter(|operand| operand.is_of_weight()) {
+                let has = |weight| operands.get(operand, weight).is_some();
+                if has(index) != has(0) {
+                    let [name, first] = [index, 0].map(|index| name(operand, index, count));
+                    return Err(Error::operand(format!(
+                        "{name} and {first} are not both given: give all weights a {}, or none",
+                        operand.name(0)
+                    )));
+                }
             }
         }
         let several = weights.len() > 1;
         let transposed =
             weights.iter().position(|of| of.weight.layout == WeightLayout::Kn).filter(|_| several);
         if let Some(index) = transposed {
-            let name = names(index, weights.len())[0];
+            let name = name(Operand::W, index, count);
             let words = format!(
                 "several weights are read as [n, k], and {name} is a transposed view: give it as a \
                  contiguous [n, k]"
@@ -269,16 +248,17 @@ impl Ops {
         }
         let n = total(weights.iter().map(columns));
         let k = kind.extents(first.weight.extents, first.split, world).1;
-        let mut spec = self.plain(kind, n, k, call.x.dtype);
+        let mut spec = self.plain(kind, n, k, call.dtype);
         spec.columns = several.then(|| weights.iter().map(columns).collect());
         spec.weights = first.weight.layout;
         spec.numerics.partials = call.partials;
         spec.epilogue = EpilogueSpec {
-            bias: first.bias.is_some(),
-            residual: call.residual.is_some(),
+            operands: Operand::optional()
+                .filter(|&operand| operands.get(operand, 0).is_some())
+                .collect(),
             activation: activation.activation,
             gates: activation.gates,
-            rms_norm: call.norm.map(|norm| norm.eps),
+            rms_norm: call.eps,
         };
         Ok(spec)
     }

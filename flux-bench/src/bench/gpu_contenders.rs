@@ -20,7 +20,7 @@ use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
 use flux_kernels::cuda::{Matrix, RmsNormArgs};
 use flux_kernels::harness::UnfusedEpilogue;
-use flux_ops::{EpilogueSpec, Epsilon, FusedLinear};
+use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, Operand};
 use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
@@ -316,7 +316,8 @@ const fn gemm_shape(problem: &Problem, rank: Rank) -> GemmShape {
 pub(super) fn device_bytes(problem: &Problem, epilogue: EpilogueSpec) -> u64 {
     let first = Rank::new(0);
     let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, first)) as u64);
-    let outputs = u64::from(epilogue.residual) + u64::from(epilogue.rms_norm.is_some());
+    let outputs = u64::from(epilogue.operands.has(Operand::Residual))
+        + u64::from(epilogue.rms_norm.is_some());
     let vectors = 2 * u64::from(problem.n());
     let products = product_elements(problem, epilogue, first);
     (windows.iter().sum::<u64>()

@@ -8,15 +8,15 @@ use super::measure::{AnyRows, Contender, Contenders, Sample};
 use super::serial::{self, with_equal_shards};
 use super::shared_files::SharedFiles;
 use crate::harness::{
-    Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, build_with,
-    elements, x_window, y_window,
+    Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, Weight,
+    build_with, elements, x_window, y_window,
 };
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::Shape;
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::Element;
-use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, GateLayout, Weight};
+use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, GateLayout, Operand};
 use flux_transport::{Communicator, Options, Select, Stream, World};
 
 /// One rank's contenders.
@@ -86,18 +86,12 @@ impl<'a, T: Element> HostContenders<'a, T> {
         let (gathers, between) = (self.problem.op().gathers(), &mut self.between);
         let (x, y) = if gathers { (between, y) } else { (x, between) };
         let bias = bias.as_mut().filter(|_| gathers).map(|bias| ctx.row(bias));
-        let operands = flux_ops::Operands {
-            x: ctx.raw(x, Shape { rows: m, cols: self.problem.k_local(rank) }),
-            weights: WeightList::one(Weight {
-                w: ctx.raw(w, self.problem.w_shape(rank)),
-                bias,
-                y: ctx.raw(y, product),
-            }),
-            residual: None,
-            norm: None,
-            gathered: None,
-            constant_weights: false,
-        };
+        let x = ctx.raw(x, Shape { rows: m, cols: self.problem.k_local(rank) });
+        let mut operands = flux_ops::Operands::new(x);
+        operands.add_weight(ctx.raw(w, self.problem.w_shape(rank)), ctx.raw(y, product));
+        if let Some(bias) = bias {
+            operands.set(Operand::Bias, 0, bias);
+        }
         // SAFETY: the memory is the set's and this object's, both exclusively borrowed, and is used
         // until the call returns.
         unsafe { self.gemm.run(&operands, Stream::Host) }?;

@@ -30,7 +30,7 @@ use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, S
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use flux_core::{DType, Partials, Problem, WorldSize};
-use flux_ops::Activation;
+use flux_ops::{Activation, Operand};
 use flux_transport::{Environment, Select, TransportKind, World, WorldError};
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -300,7 +300,7 @@ fn cases(
     let layers = shapes::with_partials(layers, args.partials)?;
     let asked = args.epilogue.spec(args.added.bias, args.added.residual);
     let given = [
-        ("--residual", true, asked.residual),
+        ("--residual", true, asked.operands.has(Operand::Residual)),
         ("--norm", true, asked.rms_norm.is_some()),
         ("--activation", false, asked.activation != Activation::None),
     ];

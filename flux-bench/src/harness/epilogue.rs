@@ -5,7 +5,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem, ProblemError};
 use flux_ops::binding::NamedActivation;
-use flux_ops::{Activation, EpilogueSpec, GateLayout};
+use flux_ops::{Activation, EpilogueSpec, GateLayout, Operand, OperandSet};
 
 /// An epilogue as the command line says it, but for what a command finds in a file.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -44,24 +44,29 @@ impl EpilogueArgs {
     pub(crate) fn spec(&self, bias: bool, residual: bool) -> EpilogueSpec {
         let NamedActivation { activation, gates, .. } = self.activation;
         let rms_norm = self.norm.map(Into::into);
-        EpilogueSpec { bias, residual, activation, gates, rms_norm }
+        let operands = OperandSet::EMPTY.with(Operand::Bias, bias);
+        let operands = operands.with(Operand::Residual, residual);
+        EpilogueSpec { operands, activation, gates, rms_norm }
     }
 }
 
 /// What of an epilogue `op` has.
 pub(crate) fn of_op(epilogue: EpilogueSpec, op: OpKind) -> EpilogueSpec {
+    let operands = epilogue.operands.iter().filter(|operand| operand.is_of(op)).collect();
     if op.gathers() {
-        EpilogueSpec { residual: false, rms_norm: None, ..epilogue }
+        EpilogueSpec { operands, rms_norm: None, ..epilogue }
     } else {
-        EpilogueSpec { activation: Activation::None, gates: None, ..epilogue }
+        EpilogueSpec { operands, activation: Activation::None, gates: None, ..epilogue }
     }
 }
 
 /// A bias with everything that `op` can add to the sum with it, or apply to it.
 pub fn with_bias(op: OpKind) -> impl Iterator<Item = EpilogueSpec> {
-    let bias = EpilogueSpec { bias: true, ..EpilogueSpec::default() };
+    let operands = OperandSet::EMPTY.with(Operand::Bias, true);
+    let bias = EpilogueSpec { operands, ..EpilogueSpec::default() };
     let with = move |&activation| EpilogueSpec { activation, ..bias };
-    let residual = EpilogueSpec { residual: true, ..bias };
+    let operands = operands.with(Operand::Residual, true);
+    let residual = EpilogueSpec { operands, ..bias };
     let sums = [residual, EpilogueSpec { rms_norm: Some(1e-5.into()), ..residual }];
     let gated = |(activation, layout)| EpilogueSpec { activation, gates: Some(layout), ..bias };
     let gated =
@@ -96,10 +101,9 @@ pub(crate) fn problem_with(
 
 /// What follows the name of a case, as in `+bias+swiglu`.
 pub(crate) fn suffix(epilogue: EpilogueSpec) -> String {
-    let EpilogueSpec { bias, residual, activation, gates, rms_norm } = epilogue;
+    let EpilogueSpec { operands, activation, gates, rms_norm } = epilogue;
     let named = NamedActivation::ALL.into_iter().skip(1);
     let activation = named.filter(|named| (named.activation, named.gates) == (activation, gates));
-    let words = [("bias", bias), ("residual", residual), ("norm", rms_norm.is_some())];
-    let words = words.into_iter().filter(|(_, given)| *given).map(|(word, _)| word);
+    let words = operands.iter().map(|operand| operand.name(0)).chain(rms_norm.map(|_| "norm"));
     words.chain(activation.map(|named| named.name)).flat_map(|word| ["+", word]).collect()
 }

@@ -9,10 +9,30 @@ use crate::harness::{
 };
 use anyhow::{Context, ensure};
 use flux_core::plan::Plan;
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::Shape;
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Layout, Location, Norm, RawTensor, Weight};
+use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Layout, Location, Operand, RawTensor};
+
+/// A weight of a call, with its bias and its result.
+#[derive(Clone, Copy, Debug)]
+pub struct Weight<V> {
+    /// This rank's part of the weight.
+    pub w: V,
+    /// One row, added to every row of the result.
+    pub bias: Option<V>,
+    /// The result.
+    pub y: V,
+}
+
+/// The operands of a norm.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<V> {
+    /// One row.
+    pub gain: V,
+    /// The normalised rows.
+    pub y_norm: V,
+}
 
 /// One call's operands in memory, dense.
 #[derive(Debug)]
@@ -58,7 +78,11 @@ impl RankContext {
         };
         let weight = |number| {
             let alone = problem.weight_alone(number);
-            let bias = epilogue.bias.then(|| of(&alone, bias_window)).transpose()?;
+            let bias = epilogue
+                .operands
+                .has(Operand::Bias)
+                .then(|| of(&alone, bias_window))
+                .transpose()?;
             anyhow::Ok(Weight { w: of(&alone, w_window)?, bias, y: of(&alone, y_window)? })
         };
         let norm =
@@ -66,7 +90,11 @@ impl RankContext {
         Ok(OperandSet {
             x: of(problem, x_window)?,
             weights: (0..problem.weight_count()).map(weight).collect::<anyhow::Result<_>>()?,
-            residual: epilogue.residual.then(|| of(problem, y_window)).transpose()?,
+            residual: epilogue
+                .operands
+                .has(Operand::Residual)
+                .then(|| of(problem, y_window))
+                .transpose()?,
             norm: epilogue.rms_norm.map(|_| norm()).transpose()?,
             gates: epilogue.gates,
             holds: None,
@@ -82,9 +110,10 @@ impl RankContext {
     ) -> anyhow::Result<()> {
         let (held, epilogue) = (set.holds.replace(operands), operands.epilogue);
         let has_bias = set.weights.iter().all(|weight| weight.bias.is_some());
+        let has = flux_ops::OperandSet::EMPTY.with(Operand::Bias, has_bias);
+        let has = has.with(Operand::Residual, set.residual.is_some());
         ensure!(
-            (has_bias, set.residual.is_some(), set.norm.is_some())
-                == (epilogue.bias, epilogue.residual, epilogue.rms_norm.is_some()),
+            (has, set.norm.is_some()) == (epilogue.operands, epilogue.rms_norm.is_some()),
             "the set has other operands than an op with {epilogue}"
         );
         let fill = |number: usize,
@@ -139,25 +168,21 @@ impl RankContext {
         let problem = set.holds.map_or(*op.largest(), |held| held.problem);
         let gates = set.gates;
         let result = |of: &Problem| GateLayout::result_shape(gates, of.y_shape(rank));
-        let mut weights = WeightList::new();
+        let mut operands = flux_ops::Operands::new(self.raw(&mut set.x, problem.x_shape(rank)));
         for (number, Weight { w, bias, y }) in set.weights.iter_mut().enumerate() {
             let alone = problem.weight_alone(number);
-            let bias = bias.as_mut().map(|bias| self.row(bias));
-            let (w, y) = (self.raw(w, alone.w_shape(rank)), self.raw(y, result(&alone)));
-            ensure!(weights.push(Weight { w, bias, y }).is_ok(), "{problem} has too many weights");
+            operands.add_weight(self.raw(w, alone.w_shape(rank)), self.raw(y, result(&alone)));
+            if let Some(bias) = bias {
+                operands.set(Operand::Bias, number, self.row(bias));
+            }
         }
-        let norm = set.norm.as_mut().map(|Norm { gain, y_norm }| Norm {
-            gain: self.row(gain),
-            y_norm: self.raw(y_norm, result(&problem)),
-        });
-        let operands = flux_ops::Operands {
-            x: self.raw(&mut set.x, problem.x_shape(rank)),
-            weights,
-            residual: set.residual.as_mut().map(|residual| self.raw(residual, result(&problem))),
-            norm,
-            gathered: None,
-            constant_weights: false,
-        };
+        if let Some(residual) = &mut set.residual {
+            operands.set(Operand::Residual, 0, self.raw(residual, result(&problem)));
+        }
+        if let Some(Norm { gain, y_norm }) = &mut set.norm {
+            operands.set(Operand::Gain, 0, self.row(gain));
+            operands.set(Operand::YNorm, 0, self.raw(y_norm, result(&problem)));
+        }
         // SAFETY: the memory is the set's, which is exclusively borrowed. Host memory is used until
         // the call returns; a device's is freed only after the device has finished, and is used on
         // this one stream.
@@ -179,7 +204,7 @@ impl RankContext {
     fn described<T: Element>(&self, buffer: &mut Buffer<T>, layout: Layout) -> RawTensor {
         let location = self.comm().device().ordinal().map_or(Location::Host, Location::Cuda);
         let available = buffer.len();
-        RawTensor { address: buffer.address(), dtype: T::DTYPE, location, layout, available }
+        RawTensor { address: buffer.address(), dtype: T::TYPE, location, layout, available }
     }
 
     /// Waits for the stream and checks all of a set's results, which an op with this plan has made,

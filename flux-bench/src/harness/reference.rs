@@ -11,7 +11,7 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::{Operands, bias_window, elements, y_window};
 use flux_core::Rank;
-use flux_kernels::Element;
+use flux_kernels::{Element, Operand};
 use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};
 
 /// Checks `rank`'s dense output `y` against the reference.
@@ -33,13 +33,16 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], made_by: Mad
         operands.seed_w,
         Window { row0: product.col0, col0: 0, rows: product.cols, cols: k },
     );
-    let bias = if operands.epilogue.bias {
+    let bias = if operands.epilogue.operands.has(Operand::Bias) {
         operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
     } else {
         vec![0.0; product.cols as usize]
     };
-    let residual =
-        operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
+    let residual = operands
+        .epilogue
+        .operands
+        .has(Operand::Residual)
+        .then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
     for (row, (x, y)) in
         x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate()
@@ -85,9 +88,16 @@ pub(crate) fn verify_elements<T: Element>(
             let one = |seed, row0| {
                 operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0]
             };
-            let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
-            let residual =
-                if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
+            let bias = if operands.epilogue.operands.has(Operand::Bias) {
+                one(operands.seed_bias, 0)
+            } else {
+                0.0
+            };
+            let residual = if operands.epilogue.operands.has(Operand::Residual) {
+                one(operands.seed_residual, row0)
+            } else {
+                0.0
+            };
             sum(
                 operands,
                 way,
@@ -151,9 +161,9 @@ fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
 
 /// The sum of a row of `x` and a row of `w`, a bias and a residual where there are any.
 fn sum(operands: &Operands, way: Reduction, x: &[f32], w: &[f32], added: [f32; 2]) -> Sum {
-    let (bias, residual) = (operands.epilogue.bias, operands.epilogue.residual);
-    let [bias, residual] = [bias.then_some(added[0]), residual.then_some(added[1])];
-    let added: Vec<f32> = bias.into_iter().chain(residual).collect();
+    let given = [Operand::Bias, Operand::Residual].into_iter().zip(added);
+    let has = |(operand, _): &(Operand, f32)| operands.epilogue.operands.has(*operand);
+    let added: Vec<f32> = given.filter(has).map(|(_, value)| value).collect();
     let sum = Terms::new(&operands.problem, x, w).sum(&added, way);
     if operands.fill == Fill::SmallInts && !way.collective { sum.of_integers() } else { sum }
 }
@@ -175,7 +185,7 @@ mod tests {
     use crate::harness::epilogue::with_bias;
     use flux_core::OpKind;
     use flux_core::{DType, Nodes, Problem, WorldSize};
-    use flux_ops::{Activation, EpilogueSpec, GateLayout};
+    use flux_ops::{Activation, EpilogueSpec, GateLayout, OperandSet};
     use half::bf16;
 
     /// The output by definition, in another order of summation than the reference's.
@@ -193,7 +203,10 @@ mod tests {
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
             let (owner, _) = p.owner_of(row);
-            let EpilogueSpec { bias, residual, activation, gates, rms_norm: _ } = operands.epilogue;
+            let EpilogueSpec { operands: of_epilogue, activation, gates, rms_norm: _ } =
+                operands.epilogue;
+            let [bias, residual] =
+                [Operand::Bias, Operand::Residual].map(|operand| of_epilogue.has(operand));
             let x = &x[(row - window.row0) as usize * k..][..k];
             let sum_of = |col: u32| {
                 let w = &w[(col - product.col0) as usize * k..][..k];
@@ -316,11 +329,14 @@ mod tests {
     fn the_output_of_another_finish_fails() {
         for (operands, rank) in cases() {
             let added = [(false, false), (true, false), (false, true), (true, true)];
+            let of_epilogue = |(bias, residual)| {
+                let bias = OperandSet::EMPTY.with(Operand::Bias, bias);
+                bias.with(Operand::Residual, residual)
+            };
             let EpilogueSpec { gates, rms_norm, .. } = operands.epilogue;
-            let with = |(bias, residual)| {
+            let with = |added| {
                 Activation::ALL.map(|activation| EpilogueSpec {
-                    bias,
-                    residual,
+                    operands: of_epilogue(added),
                     activation,
                     gates,
                     rms_norm,
@@ -351,8 +367,9 @@ mod tests {
         let problem =
             Problem::new(OpKind::AllGatherGemm, 12, 72, 1064, DType::Bf16, world).unwrap();
         let rank = Rank::new(2);
-        let epilogue =
-            EpilogueSpec { bias: true, activation: Activation::Silu, ..EpilogueSpec::default() };
+        let biased = OperandSet::EMPTY.with(Operand::Bias, true);
+        let activation = Activation::Silu;
+        let epilogue = EpilogueSpec { operands: biased, activation, ..EpilogueSpec::default() };
         let product = Operands::new(problem, 3, 1, Fill::Uniform);
         let operands = product.with_epilogue(epilogue);
         let bias = operand::<bf16>(&operands, operands.seed_bias, bias_window(&problem, rank));

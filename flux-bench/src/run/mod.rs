@@ -14,7 +14,7 @@ use crate::end;
 use crate::harness::data::Window;
 use crate::harness::epilogue::problem_with;
 use crate::harness::{
-    EpilogueArgs, EpilogueSpec, RankContext, bias_window, build_with, elements, ranks,
+    EpilogueArgs, EpilogueSpec, Norm, RankContext, bias_window, build_with, elements, ranks,
     result_window, room, w_window, x_window, y_window,
 };
 use crate::launch;
@@ -24,7 +24,7 @@ use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::{Element, with_element};
-use flux_ops::{GateLayout, Norm};
+use flux_ops::GateLayout;
 use flux_transport::{Communicator, Select, World};
 use std::ops::Range;
 use std::path::PathBuf;

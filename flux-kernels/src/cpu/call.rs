@@ -35,19 +35,13 @@ impl<'a, T> Output<'a, T> {
 // to one worker.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
-/// The result of a weight, and its bias.
-pub(super) struct WeightOutput<'a, T> {
-    pub(super) y: Output<'a, T>,
-    pub(super) bias: Option<&'a [T]>,
-}
-
 /// What the workers of a call share.
 pub(super) struct Call<'a, T> {
     pub(super) program: &'a TileProgram,
     pub(super) x: Rows<'a, T>,
     /// `w` in fp32, dense; several weights one behind the other.
     pub(super) weights: &'a [f32],
-    pub(super) outputs: WeightList<WeightOutput<'a, T>>,
+    pub(super) outputs: WeightList<Output<'a, T>>,
     pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, SharedMemory<&'a [u64]>>,

@@ -1,4 +1,4 @@
-//! Bias, residual, activation and gates, in fp32, on the accumulators of a tile whose sum is
+//! Operands of the epilogue, activation and gates, in fp32, on the accumulators of a tile whose sum is
 //! complete.
 //!
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
@@ -7,13 +7,14 @@ use super::error::ExecuteError;
 use super::operands::{Rows, fits};
 use crate::element::Element;
 use crate::epilogue::Activation;
+use crate::operand::{Extent, Operand, OperandList, Presence, Shapes};
 use crate::weights::{GateLayout, WeightLayout};
 use flux_core::program::TileProgram;
 use flux_core::tile::GATE_COLUMNS;
 
-/// Rows that are added to those of `y`.
+/// An operand that the epilogue reads.
 #[derive(Clone, Copy, Debug)]
-pub enum Residual<'a, T> {
+pub enum Input<'a, T> {
     /// Rows of their own.
     Rows(Rows<'a, T>),
     /// What `y` holds before the call.
@@ -23,8 +24,8 @@ pub enum Residual<'a, T> {
 /// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, T> {
-    /// Of the shape of `y`, added to it; not of AllGather-GEMM.
-    pub residual: Option<Residual<'a, T>>,
+    /// What it reads; all weights of a call have a bias, or none.
+    pub operands: OperandList<Input<'a, T>>,
     /// Applied to the sum with the bias; AllGather-GEMM only.
     pub activation: Activation,
     /// How gates and ups lie in `w` and the bias: the activated gates are then multiplied by their
@@ -34,7 +35,7 @@ pub struct Epilogue<'a, T> {
 
 impl<T> Default for Epilogue<'_, T> {
     fn default() -> Self {
-        Self { residual: None, activation: Activation::None, gates: None }
+        Self { operands: OperandList::new(), activation: Activation::None, gates: None }
     }
 }
 
@@ -55,24 +56,32 @@ impl<T: Element> Epilogue<'_, T> {
         if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
-        if self.residual.is_some() && problem.op().gathers() {
-            return Err(ExecuteError::Residual { op: problem.op() });
+        let shapes = Shapes { problem, rank, layout: weights, gates: self.gates };
+        for (operand, weight, input) in self.operands.iter() {
+            // What `y` holds has its extents.
+            let is_its = match input {
+                Input::Rows(_) => true,
+                Input::InY => operand.extent() == Extent::Result,
+            };
+            let is_read = operand.presence() == Presence::Option && operand.is_of(problem.op());
+            if !is_its || !is_read {
+                return Err(ExecuteError::NoSuchOperand {
+                    op: problem.op(),
+                    operand: operand.name(weight),
+                });
+            }
+            if let Input::Rows(rows) = input {
+                let shape = shapes.of_operand(operand, weight);
+                fits(operand.name(weight), shape, rows.elements.len(), rows.stride)?;
+            }
         }
-        let Some(Residual::Rows(rows)) = self.residual else { return Ok(()) };
-        fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)
+        Ok(())
     }
 
-    /// Applies it, behind the weight's bias, to columns `col` on of row `at` of the tiles. `y` is
-    /// the place of the result and holds what it held before the call. The result is at the
-    /// beginning of `row`.
-    pub(super) fn apply(
-        &self,
-        bias: Option<&[T]>,
-        at: usize,
-        col: usize,
-        y: &[T],
-        row: &mut [f32],
-    ) {
+    /// Applies it to columns `col` on of row `at` of the tiles of a weight. `y` is the place of the
+    /// result and holds what it held before the call. The result is at the beginning of `row`.
+    pub(super) fn apply(&self, weight: usize, at: usize, col: usize, y: &[T], row: &mut [f32]) {
+        let bias = self.rows(Operand::Bias, weight).map(|rows| rows.elements);
         if let (Some(bias), Some(layout)) = (bias, self.gates) {
             for (v, col) in row.iter_mut().zip(col as u32..) {
                 *v += bias[layout.row_in_tiles(col, bias.len() as u32) as usize].to_f32();
@@ -82,9 +91,9 @@ impl<T: Element> Epilogue<'_, T> {
                 *v += bias.to_f32();
             }
         }
-        let residual = self.residual.map(|residual| match residual {
-            Residual::Rows(rows) => &rows.row(at, col + row.len())[col..],
-            Residual::InY => y,
+        let residual = self.operands.get(Operand::Residual, 0).map(|input| match input {
+            Input::Rows(rows) => &rows.row(at, col + row.len())[col..],
+            Input::InY => y,
         });
         if let Some(residual) = residual {
             for (v, residual) in row.iter_mut().zip(residual) {
@@ -102,6 +111,14 @@ impl<T: Element> Epilogue<'_, T> {
             for v in row {
                 *v = self.activation.apply(*v);
             }
+        }
+    }
+
+    /// An operand with rows of its own.
+    fn rows(&self, operand: Operand, weight: usize) -> Option<Rows<'_, T>> {
+        match self.operands.get(operand, weight)? {
+            Input::Rows(rows) => Some(*rows),
+            Input::InY => None,
         }
     }
 }

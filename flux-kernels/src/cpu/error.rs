@@ -24,7 +24,7 @@ pub enum ExecuteError {
          {need}"
     )]
     Operand {
-        /// `x`, `w`, `y` or the bias.
+        /// Its name.
         operand: &'static str,
         /// Rows of the operand.
         rows: u32,
@@ -71,11 +71,13 @@ pub enum ExecuteError {
         /// How they lie.
         layout: WeightLayout,
     },
-    /// A residual of a result that is no sum of partial sums.
-    #[error("{op} takes no residual, and one was given")]
-    Residual {
+    /// An operand that the op's epilogue does not read.
+    #[error("{op} takes no {operand}, and one was given")]
+    NoSuchOperand {
         /// The op.
         op: OpKind,
+        /// Its name.
+        operand: &'static str,
     },
     /// The communicator's workspace is smaller than the program needs.
     #[error(

@@ -1,15 +1,16 @@
 //! One rank's executor. A call runs on this thread and on as many others as start.
 
 use super::buffers::{Buffers, Scratch};
-use super::call::{Call, Output, WeightOutput};
+use super::call::{Call, Output};
 use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
+use crate::operand::{Operand, Shapes};
 use crate::weights::{GateLayout, WeightLayout};
 use flux_core::Numerics;
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::WeightList;
 use flux_core::program::TileProgram;
 use flux_core::program::check::verify_rank;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
@@ -23,9 +24,6 @@ pub struct CpuWeight<'a, T> {
     pub w: Rows<'a, T>,
     /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
     pub y: RowsMut<'a, T>,
-    /// One element for each row of `w` as `[n, k]`, added to every row of the result. All weights
-    /// of a call have one, or none.
-    pub bias: Option<&'a [T]>,
 }
 
 /// The operands and memory of one call. Shapes are those of the problem.
@@ -85,7 +83,7 @@ impl Executor {
     ///
     /// # Errors
     /// [`ExecuteError::DType`], [`ExecuteError::Operand`], [`ExecuteError::Activation`],
-    /// [`ExecuteError::Gates`], [`ExecuteError::Weights`], [`ExecuteError::Residual`],
+    /// [`ExecuteError::Gates`], [`ExecuteError::Weights`], [`ExecuteError::NoSuchOperand`],
     /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
@@ -127,8 +125,7 @@ impl Executor {
             program: &self.program,
             x,
             weights,
-            outputs: of_weights
-                .map(|CpuWeight { y, bias, .. }| WeightOutput { y: Output::new(y), bias }),
+            outputs: of_weights.map(|weight| Output::new(weight.y)),
             epilogue,
             memory: &memory,
             protocol,
@@ -160,29 +157,22 @@ impl Executor {
         if [operand, output] != [T::DTYPE; 2] {
             return Err(ExecuteError::DType { program: problem.numerics(), operands: T::DTYPE });
         }
-        fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
         let takes = problem.weight_count();
-        let has_bias = |weight: &CpuWeight<'_, T>| weight.bias.is_some();
-        let alike = weights.iter().all(has_bias) || !weights.iter().any(has_bias);
+        let alike = epilogue.operands.is_of_all_or_none(takes);
         if weights.len() != takes || !alike || *layout != WeightLayout::Nk && takes > 1 {
             return Err(ExecuteError::Weights { takes, layout: *layout });
         }
-        for (number, CpuWeight { w, y, bias }) in weights.iter().enumerate() {
-            let n = problem.weight_columns(number, rank).len() as u32;
-            let (rows, cols) = layout.extents(n, problem.k_local(rank));
-            fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
-            let of_y = GateLayout::result_shape(
-                epilogue.gates,
-                Shape { cols: n, ..problem.y_shape(rank) },
-            );
-            fits("y", of_y, y.elements.len(), y.stride)?;
-            if let Some(bias) = bias {
-                fits("bias", Shape { rows: 1, cols: n }, bias.len(), n as usize)?;
-            }
+        let shapes = Shapes { problem, rank, layout: *layout, gates: epilogue.gates };
+        let holds = |operand: Operand, weight, have, stride| {
+            fits(operand.name(weight), shapes.of_operand(operand, weight), have, stride)
+        };
+        holds(Operand::X, 0, x.elements.len(), x.stride)?;
+        for (number, CpuWeight { w, y }) in weights.iter().enumerate() {
+            holds(Operand::W, number, w.elements.len(), w.stride)?;
+            holds(Operand::Y, number, y.elements.len(), y.stride)?;
         }
         if let Some(rows) = gathered {
-            let all = Shape { rows: problem.m(), cols: problem.k() };
-            fits("x_full", all, rows.elements.len(), rows.stride)?;
+            holds(Operand::XFull, 0, rows.elements.len(), rows.stride)?;
         }
         epilogue.fits(&self.program, *layout)?;
         self.holds(memory)

@@ -17,7 +17,7 @@ mod rms_norm;
 mod sinks;
 
 pub use buffers::Buffers;
-pub use epilogue::{Epilogue, Residual};
+pub use epilogue::{Epilogue, Input};
 pub use error::ExecuteError;
 pub use executor::{CpuArgs, CpuWeight, Executor};
 pub use memory::HostMemory;

@@ -149,7 +149,7 @@ impl<T: Element> Call<'_, T> {
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);
         let (weight, col) = self.program.weight_column(item.col);
-        self.epilogue.apply(self.outputs[weight].bias, row as usize, col as usize, to, from);
+        self.epilogue.apply(weight, row as usize, col as usize, to, from);
         T::narrow(&from[..to.len()], to);
         if to_all {
             for peer in self.program.signalled_ranks(item) {
@@ -179,7 +179,7 @@ impl<T: Element> Call<'_, T> {
         let (weight, col) = self.program.weight_column(item.col);
         let [col, cols] =
             [col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
-        let y = &self.outputs[weight].y;
+        let y = &self.outputs[weight];
         let offset = row as usize * y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`verify_rank`). No other item stores these elements, and

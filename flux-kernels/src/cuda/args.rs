@@ -2,8 +2,8 @@
 
 use super::trace::TraceBuffer;
 use crate::epilogue::Activation;
+use crate::operand::{Operand, OperandList};
 use crate::weights::GateLayout;
-use flux_core::problem::WeightList;
 
 /// A row-major matrix on the device.
 #[derive(Clone, Copy, Debug)]
@@ -14,15 +14,18 @@ pub struct Matrix {
     pub row_bytes: u64,
 }
 
-/// Rows that are added to those of `y` before they are rounded, of as many columns.
+impl Matrix {
+    /// That of an operand that is not there.
+    const NONE: Self = Self { address: 0, row_bytes: 0 };
+}
+
+/// Consecutive rows of `y`.
 #[derive(Clone, Copy, Debug)]
-pub struct Residual {
-    /// The rows.
-    pub matrix: Matrix,
-    /// The row of `y` that the first one is added to.
+pub struct ResultRows {
+    /// The first.
     pub first: u32,
     /// Their number.
-    pub rows: u32,
+    pub count: u32,
 }
 
 /// Pacing that keeps bursts off the links: gaps in the traffic of a CTA, and a limit of CTAs. Zero
@@ -57,32 +60,19 @@ pub enum LaunchStart {
     WithWeights,
 }
 
-/// A weight of a call, with its result.
-#[derive(Clone, Copy, Debug)]
-pub struct WeightArgs {
-    /// The caller's `w`.
-    pub w: Matrix,
-    /// The caller's `y`.
-    pub y: Matrix,
-    /// Address of its bias, one element for each row of `w` as `[n, k]`, a multiple of 4; 0 for
-    /// none, as of every other weight.
-    pub bias: u64,
-}
-
 /// The operands and memory of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {
-    /// The caller's `x`.
-    pub x: Matrix,
-    /// The weights of the problem.
-    pub weights: WeightList<WeightArgs>,
+    /// The caller's `x`, and `w`, `y` and what the epilogue reads for each weight; a residual may be
+    /// `y`. Operands of the result's extents have the rows of `result_rows`.
+    pub operands: OperandList<Matrix>,
+    /// The rows of `y` that a residual has.
+    pub result_rows: ResultRows,
     /// How gates and ups lie in `w` and the bias; given exactly for a kernel
     /// [with gates](crate::Variant::with_gates). `y` then has half as many columns.
     pub gates: Option<GateLayout>,
     /// The activation of `y`, or of gates; one of [`Activation::of`] the op.
     pub activation: Activation,
-    /// What is added to rows of `y`; `y` may itself hold it.
-    pub residual: Option<Residual>,
     /// Every rank's data region, as mapped on this device.
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.
@@ -117,4 +107,11 @@ pub struct LaunchArgs<'a> {
     pub start: LaunchStart,
     /// The stream.
     pub stream: usize,
+}
+
+impl LaunchArgs<'_> {
+    /// An operand of a weight, or with 0 of the call; address 0 where there is none.
+    pub(super) fn operand(&self, operand: Operand, weight: usize) -> Matrix {
+        self.operands.get(operand, weight).copied().unwrap_or(Matrix::NONE)
+    }
 }

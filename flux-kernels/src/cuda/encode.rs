@@ -1,11 +1,12 @@
 //! From a program and the arguments of a launch to the kernel's parameters.
 
-use super::args::{LaunchArgs, LaunchStart, Matrix, Residual, WeightArgs};
+use super::args::{LaunchArgs, LaunchStart, Matrix, ResultRows};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
-use super::tensor_map::{BoxWidth, Fetch, Operand, Outer, encode};
+use super::tensor_map::{BoxWidth, Fetch, MappedOperand, Outer, encode};
 use super::trace::TraceBuffer;
 use crate::abi::{MAPS_OF_WEIGHT, Params, Weight};
+use crate::operand::Operand;
 use crate::variant::Variant;
 use crate::weights::{GateLayout, WeightLayout};
 use bytemuck::Zeroable;
@@ -51,16 +52,17 @@ fn encode_maps(
     let problem = &p.problem;
     let (numerics, tile, world) = (problem.numerics(), p.tile, problem.world());
     let (m_shard, k) = (problem.m_shard(), problem.k_local(p.rank));
+    let caller = args.operand(Operand::X, 0);
     let rows = Extents::of(p);
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
-    let x_outer = [Outer::new(rows.x.1, shard_bytes(args.x)), Outer::new(1, shard_bytes(args.x))];
-    let (x_address, x_rows) = rows.present(args, args.x.address, rows.x.0);
-    let x = Operand {
+    let x_outer = [Outer::new(rows.x.1, shard_bytes(caller)), Outer::new(1, shard_bytes(caller))];
+    let (x_address, x_rows) = rows.present(args, caller.address, rows.x.0);
+    let x = MappedOperand {
         name: "x",
         address: x_address,
         cols: k,
         rows: x_rows,
-        row_bytes: args.x.row_bytes,
+        row_bytes: caller.row_bytes,
         outer: &x_outer,
         box_rows: rows.boxed(tile),
         box_width: BoxWidth::Wide,
@@ -76,7 +78,7 @@ fn encode_maps(
         let address = args.data[p.rank.index()];
         encode(
             numerics.operand,
-            &Operand {
+            &MappedOperand {
                 name: "the gather buffer",
                 address,
                 rows: rows.global,
@@ -92,12 +94,12 @@ fn encode_maps(
     let [b, y, short_y] = of_weight(0)?;
     // Of a sum it is x that has all rows.
     let short_shards = if problem.op().reduces() {
-        rows.short_shards(p, args, numerics.operand, args.x, x)?.unwrap_or(a_caller)
+        rows.short_shards(p, args, numerics.operand, caller, x)?.unwrap_or(a_caller)
     } else {
         short_y
     };
     let mut of_op = [y; MAX_WORLD];
-    let further = 1..args.weights.len();
+    let further = 1..problem.weight_count();
     for (maps, number) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(further) {
         maps.copy_from_slice(&of_weight(number)?);
     }
@@ -110,7 +112,14 @@ fn encode_maps(
             let y = result(variant, p, args, 0);
             *map = encode(
                 numerics.output,
-                &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y },
+                &MappedOperand {
+                    name: "the results",
+                    address,
+                    rows,
+                    row_bytes,
+                    outer: &outer,
+                    ..y
+                },
             )?;
         }
     }
@@ -169,7 +178,7 @@ impl Extents {
         args: &LaunchArgs<'_>,
         dtype: DType,
         caller: Matrix,
-        all: Operand<'_>,
+        all: MappedOperand<'_>,
     ) -> Result<Option<CUtensorMap>, LaunchError> {
         let problem = &p.problem;
         let short = problem.world().get() - problem.full_shards();
@@ -184,7 +193,8 @@ impl Extents {
         );
         let bytes = u64::from(rows) * caller.row_bytes;
         let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
-        encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all }).map(Some)
+        encode(dtype, &MappedOperand { address, rows, outer: &outer[..all.outer.len()], ..all })
+            .map(Some)
     }
 }
 
@@ -194,8 +204,8 @@ fn result(
     p: &TileProgram,
     args: &LaunchArgs<'_>,
     weight: usize,
-) -> Operand<'static> {
-    Operand {
+) -> MappedOperand<'static> {
+    MappedOperand {
         name: "y",
         address: 0,
         cols: GateLayout::result_cols(
@@ -219,7 +229,7 @@ fn encode_weight(
     rows: &Extents,
     number: usize,
 ) -> Result<[CUtensorMap; MAPS_OF_WEIGHT], LaunchError> {
-    let WeightArgs { w, y, .. } = args.weights[number];
+    let [w, y] = [Operand::W, Operand::Y].map(|operand| args.operand(operand, number));
     let (problem, tile) = (&p.problem, p.tile);
     let (w_rows, cols) = variant
         .weights()
@@ -228,7 +238,7 @@ fn encode_weight(
         WeightLayout::Nk => (tile.n, BoxWidth::Wide),
         WeightLayout::Kn => (tile.k, BoxWidth::of(variant)),
     };
-    let b = Operand {
+    let b = MappedOperand {
         name: "w",
         address: w.address,
         cols,
@@ -248,7 +258,7 @@ fn encode_weight(
     ];
     let b = match args.gates {
         None => b,
-        Some(_) => Operand {
+        Some(_) => MappedOperand {
             rows: GATE_COLUMNS,
             row_bytes: u64::from(step) * w.row_bytes,
             outer: &gates,
@@ -258,7 +268,7 @@ fn encode_weight(
     };
     let outer = [Outer::new(rows.y.1, u64::from(problem.m_shard()) * y.row_bytes)];
     let (address, y_rows) = rows.present(args, y.address + rows.own_first * y.row_bytes, rows.y.0);
-    let of_y = Operand {
+    let of_y = MappedOperand {
         address,
         rows: y_rows,
         row_bytes: y.row_bytes,
@@ -297,7 +307,9 @@ pub(super) fn encode_params(
         && p.rows.is_flattened()
         && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
-    let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
+    let x = args.operand(Operand::X, 0);
+    let (residual, residual_rows) =
+        in_rows_of_items(p, args.operand(Operand::Residual, 0), args.result_rows);
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,
@@ -315,22 +327,22 @@ pub(super) fn encode_params(
         fault: args.fault,
         half_stride: args.half_stride,
         deadline_ns: args.deadline_ns,
-        x: args.x.address,
-        x_row_bytes: args.x.row_bytes,
+        x: x.address,
+        x_row_bytes: x.row_bytes,
         row_bytes,
         shard_slot_bytes: gather_place_bytes(problem),
         weights: weights(p, args),
         results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
-        residual: residual.map_or(0, |residual| residual.matrix.address),
-        residual_row_bytes: residual.map_or(0, |residual| residual.matrix.row_bytes),
+        residual: residual.address,
+        residual_row_bytes: residual.row_bytes,
         scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
         item_count: program.computed_count(),
-        residual_first: residual.map_or(0, |residual| residual.first),
-        residual_rows: residual.map_or(0, |residual| residual.rows),
+        residual_first: residual_rows.first,
+        residual_rows: residual_rows.count,
         copy_count: program.copy_count(),
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
@@ -365,16 +377,19 @@ pub(super) fn encode_params(
 /// The weights, each by the addresses of the items' column 0.
 fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     let mut all = [Weight { start: u32::MAX, ..Weight::zeroed() }; MAX_WEIGHTS];
-    for ((to, start), &WeightArgs { w, y, bias }) in
-        all.iter_mut().zip(p.weight_starts()).zip(args.weights.iter())
-    {
+    for (number, (to, start)) in all.iter_mut().zip(p.weight_starts()).enumerate() {
+        let [w, y, bias] =
+            [Operand::W, Operand::Y, Operand::Bias].map(|operand| args.operand(operand, number));
         let (columns, bytes) = (u64::from(start), p.problem.numerics().output.bytes() as u64);
         *to = Weight {
             w: w.address.wrapping_sub(columns * w.row_bytes),
             w_row_bytes: w.row_bytes,
             y: y.address.wrapping_sub(columns * bytes),
             y_row_bytes: y.row_bytes,
-            bias: if bias == 0 { 0 } else { bias.wrapping_sub(columns * bytes) },
+            bias: match bias.address {
+                0 => 0,
+                address => address.wrapping_sub(columns * bytes),
+            },
             start,
             padding: 0,
         };
@@ -382,17 +397,18 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     all
 }
 
-/// The residual with its rows numbered as items number those of `y`: in two exchanges of a
-/// GEMM-AllReduce what a rank finishes counts the rows of its own shard.
-fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
-    if p.problem.op().sums_to() != SumsTo::All
+/// An operand of the result's extents, with its rows numbered as items number those of `y`: in two
+/// exchanges of a GEMM-AllReduce what a rank finishes counts the rows of its own shard.
+fn in_rows_of_items(p: &TileProgram, all: Matrix, rows: ResultRows) -> (Matrix, ResultRows) {
+    if all.address == 0
+        || p.problem.op().sums_to() != SumsTo::All
         || p.rows.is_flattened() && !p.rows.has_two_exchanges()
     {
-        return residual;
+        return (all, rows);
     }
     let own = p.problem.shard_rows(p.rank);
-    let address = residual.matrix.address + u64::from(own.start) * residual.matrix.row_bytes;
-    Residual { matrix: Matrix { address, ..residual.matrix }, rows: own.len() as u32, ..residual }
+    let address = all.address + u64::from(own.start) * all.row_bytes;
+    (Matrix { address, ..all }, ResultRows { count: own.len() as u32, ..rows })
 }
 
 /// The ranks whose address no lower rank has, as a mask: where copies carry rows on, one outbox

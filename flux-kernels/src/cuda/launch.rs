@@ -1,11 +1,12 @@
 //! Enqueues a call.
 
-use super::args::{LaunchArgs, LaunchStart, WeightArgs};
+use super::args::{LaunchArgs, LaunchStart};
 use super::encode::encode_params;
 use super::error::LaunchError;
 use super::kernel::Kernel;
 use super::program::DeviceProgram;
 use crate::epilogue::Activation;
+use crate::operand::{Operand, Presence};
 use crate::variant::Variant;
 use flux_cuda::Launch;
 
@@ -34,12 +35,13 @@ pub unsafe fn launch(
     let p = program.program();
     let variant = kernel.variant();
     let ctas = args.workers;
-    let has_weights = args.weights.len() == p.problem.weight_count();
-    let has_bias = |weight: &WeightArgs| weight.bias != 0;
-    let has_biases = args.weights.iter().all(has_bias) || !args.weights.iter().any(has_bias);
+    let weights = p.problem.weight_count();
+    let has = |operand, weight| args.operands.get(operand, weight).is_some();
+    let always = |operand: &Operand| operand.presence() == Presence::Always;
+    let has_operands = Operand::ALL.into_iter().filter(always).all(|operand| has(operand, 0))
+        && args.operands.is_of_all_or_none(weights);
     let has_activation = Activation::of(p.problem.op()).contains(&args.activation);
-    let operands_fit =
-        variant.is_gated() == args.gates.is_some() && has_weights && has_biases && has_activation;
+    let operands_fit = variant.is_gated() == args.gates.is_some() && has_operands && has_activation;
     if !variant.fits(p) || !program.has_room_for(variant, ctas) || !operands_fit {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });

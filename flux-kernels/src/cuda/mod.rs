@@ -17,7 +17,7 @@ mod trace;
 mod warm_up;
 
 pub use crate::abi::{ItemStamps, WorkerStamps};
-pub use args::{LaunchArgs, LaunchStart, Matrix, Pace, Residual, WeightArgs};
+pub use args::{LaunchArgs, LaunchStart, Matrix, Pace, ResultRows};
 pub use error::LaunchError;
 pub use gathered_rows::{GatheredRows, GatheredRowsArgs};
 pub use kernel::Kernel;

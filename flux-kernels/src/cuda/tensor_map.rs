@@ -44,7 +44,7 @@ impl BoxWidth {
 
 /// An operand: outer dimensions, rows and columns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operand<'a> {
+pub(super) struct MappedOperand<'a> {
     /// Its name in errors.
     pub(super) name: &'static str,
     /// First element.
@@ -107,7 +107,7 @@ impl Fetch {
 const MAX_RANK: usize = 5;
 
 /// Encodes the map of a shape. Takes no driver lock and no device time.
-pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, LaunchError> {
+pub(super) fn encode(dtype: DType, shape: &MappedOperand<'_>) -> Result<CUtensorMap, LaunchError> {
     let rank = 2 + shape.outer.len();
     debug_assert!(rank <= MAX_RANK, "{shape:?}");
     let mut dims = [1u64; MAX_RANK];

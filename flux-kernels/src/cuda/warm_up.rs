@@ -4,7 +4,7 @@
 //! workspace or peer is touched.
 
 use super::error::LaunchError;
-use super::tensor_map::{BoxWidth, Fetch, Operand, Outer, encode};
+use super::tensor_map::{BoxWidth, Fetch, MappedOperand, Outer, encode};
 use crate::abi::Params;
 use crate::variant::Variant;
 use bytemuck::Zeroable;
@@ -55,7 +55,7 @@ pub(super) fn warm_up(
 fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
     let numerics = variant.numerics();
     let matrix = |dtype: DType, box_rows, outer| {
-        let operand = Operand {
+        let operand = MappedOperand {
             name: "scratch",
             address,
             cols: dtype.per_vector(),

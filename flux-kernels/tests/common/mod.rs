@@ -8,16 +8,19 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::Shape;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_cuda::ComputeCapability;
 use flux_kernels::cuda::{
-    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, Residual, WeightArgs, launch,
+    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, ResultRows, launch,
 };
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{Activation, GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
+use flux_kernels::{
+    Activation, GateLayout, KernelTarget, NoKernel, Operand, OperandList, Shapes, Source, Variant,
+    WeightLayout,
+};
 use lateness::AMPLE;
 use std::sync::Arc;
 
@@ -313,28 +316,27 @@ impl World {
         let matrix =
             |m: &Memory, s: Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
+        let layout = self.kernel.variant().weights();
+        let shapes = Shapes { problem: p, rank: r, layout, gates: self.gates };
+        let mut operands = OperandList::new();
+        let mut give = |operand, from: &Memory| {
+            operands.set(operand, 0, matrix(from, shapes.of_operand(operand, 0)));
+        };
+        give(Operand::X, &rank.x);
+        give(Operand::W, &rank.w);
+        give(Operand::Y, &rank.y);
+        if self.bias.is_some() {
+            give(Operand::Bias, &rank.bias);
+        }
+        if self.residual.is_some() {
+            let from = if self.residual_in_y { &rank.y } else { &rank.residual };
+            give(Operand::Residual, from);
+        }
         let args = LaunchArgs {
-            x: matrix(&rank.x, p.x_shape(r)),
-            weights: WeightList::one(WeightArgs {
-                w: Matrix {
-                    address: rank.w.0,
-                    row_bytes: u64::from(
-                        self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1,
-                    ) * 2,
-                },
-                y: matrix(&rank.y, self.y_shape(r)),
-                bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
-            }),
+            operands,
+            result_rows: ResultRows { first: 0, count: p.y_shape(r).rows },
             gates: self.gates,
             activation: self.activation,
-            residual: self.residual.map(|_| Residual {
-                matrix: matrix(
-                    if self.residual_in_y { &rank.y } else { &rank.residual },
-                    p.y_shape(r),
-                ),
-                first: 0,
-                rows: p.y_shape(r).rows,
-            }),
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,

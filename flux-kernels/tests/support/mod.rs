@@ -181,7 +181,7 @@ impl Member<'_> {
         w: &[T],
         pause: Duration,
     ) -> Result<Vec<T>, ExecuteError> {
-        self.call_with(x, w, None, Epilogue::default(), pause)
+        self.call_with(x, w, Epilogue::default(), pause)
     }
 
     /// One call on dense operands with an epilogue.
@@ -189,7 +189,6 @@ impl Member<'_> {
         &mut self,
         x: &[T],
         w: &[T],
-        bias: Option<&[T]>,
         epilogue: Epilogue<'_, T>,
         pause: Duration,
     ) -> Result<Vec<T>, ExecuteError> {
@@ -216,7 +215,6 @@ impl Member<'_> {
                     weights: WeightList::one(CpuWeight {
                         w: Rows { elements: w, stride: ws.cols as usize },
                         y: RowsMut { elements: &mut y, stride: ys.cols as usize },
-                        bias,
                     }),
                     layout: WeightLayout::Nk,
                     epilogue,

@@ -205,7 +205,7 @@ impl From<&ExecuteError> for Error {
             | ExecuteError::Operand { .. }
             | ExecuteError::Activation { .. }
             | ExecuteError::Gates { .. }
-            | ExecuteError::Residual { .. } => Self::operand(message),
+            | ExecuteError::NoSuchOperand { .. } => Self::operand(message),
             ExecuteError::Timeout { peer, .. } => {
                 Self::of_ranks(Class::Timeout, message, [Rank::new(*peer)])
             }
@@ -341,7 +341,10 @@ mod tests {
             (CallError::Transport(memory()), Class::Other),
             (CallError::Execute(no_memory()), Class::Other),
             (
-                CallError::Execute(ExecuteError::Residual { op: OpKind::AllGatherGemm }),
+                CallError::Execute(ExecuteError::NoSuchOperand {
+                    op: OpKind::AllGatherGemm,
+                    operand: "residual",
+                }),
                 Class::Operand,
             ),
             (CallError::Execute(ExecuteError::Poisoned { rank: 0 }), Class::Other),

@@ -10,16 +10,16 @@ use super::ranges::NoRoom;
 use super::sequential::Sequential;
 use super::{Recipe, Resolved, call_number, labelled, no_room};
 use crate::error::{BuildError, CallError};
-use crate::operands::{Operands, Weight};
+use crate::operands::Operands;
 use crate::spec::{Epsilon, OpSpec};
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs,
-    LaunchStart, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch,
+    LaunchStart, Matrix, ResultRows, RmsNorm, RmsNormArgs, TraceBuffer, launch,
 };
-use flux_kernels::{Activation, GateLayout, KernelTarget, Variant};
+use flux_kernels::{Activation, GateLayout, KernelTarget, Operand, OperandList, Variant};
 use flux_transport::{
     Call, CollectiveKind, Communicator, Job, Label, StagedTransfer, Started, Stream,
     TransportError, WorkspaceView,
@@ -210,12 +210,11 @@ impl CudaExecutor {
     /// # Safety
     /// As [`RmsNorm::launch`].
     unsafe fn normalise(&self, on: Launch<'_>) -> Result<(), CallError> {
-        let (Some((kernel, eps)), Some(norm)) = (&self.norm, &on.operands.norm) else {
-            return Ok(());
-        };
-        let y = &on.operands.weights[0].y;
+        let Some((kernel, eps)) = &self.norm else { return Ok(()) };
+        let [y, gain, y_norm] = [Operand::Y, Operand::Gain, Operand::YNorm]
+            .map(|operand| on.operands.expect(operand, 0));
         let (rows, cols) = (y.layout.rows as u32, y.layout.cols as u32);
-        let (gain, out) = (norm.gain.address, matrix(&norm.y_norm));
+        let (gain, out) = (gain.address, matrix(y_norm));
         let args = RmsNormArgs {
             y: matrix(y),
             gain,
@@ -227,7 +226,8 @@ impl CudaExecutor {
             stream: on.stream,
         };
         // SAFETY: the caller's promise.
-        unsafe { kernel.launch(y.dtype, &args) }.map_err(CallError::Launch)
+        unsafe { kernel.launch(on.placed.execution.problem.numerics().output, &args) }
+            .map_err(CallError::Launch)
     }
 
     /// Puts the copy of the gathered rows on the stream, where the caller wants them.
@@ -235,7 +235,7 @@ impl CudaExecutor {
     /// # Safety
     /// As [`GatheredRows::launch`].
     unsafe fn hand_out(&self, memory: &WorkspaceView, on: Launch<'_>) -> Result<(), CallError> {
-        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.gathered) else {
+        let (Some(kernel), Some(out)) = (&self.gathered, on.operands.get(Operand::XFull, 0)) else {
             return Ok(());
         };
         let (plan, rank) = (&on.placed.execution, self.comm.rank());
@@ -246,7 +246,7 @@ impl CudaExecutor {
         let args = GatheredRowsArgs {
             problem: &plan.problem,
             rank,
-            x: matrix(&on.operands.x),
+            x: matrix(on.operands.expect(Operand::X, 0)),
             buffer: memory.data[rank.index()] + offset,
             half_stride: memory.size.half_stride(),
             flattened,
@@ -304,17 +304,16 @@ impl CudaExecutor {
         let all_rows = sequential.all_rows(memory, rank, call.epoch().ok_or(no_number)?);
         let gathers = sequential.kind == CollectiveKind::AllGather;
         let (data, pads) = ([memory.data[rank.index()]], [memory.pads[rank.index()]]);
-        let adds_bias = sequential.adds_bias(rank);
+        let mut operands = OperandList::new();
+        let reads = |operand| sequential.reads(operand, rank);
+        for (operand, weight, &rows) in own.operands.iter().filter(|&(of, ..)| reads(of)) {
+            operands.set(operand, weight, rows);
+        }
+        operands.set(if gathers { Operand::X } else { Operand::Y }, 0, all_rows);
+        let first = sequential.first_row(problem, rank);
         let args = LaunchArgs {
-            x: if gathers { all_rows } else { own.x },
-            weights: own.weights.map(|weight| WeightArgs {
-                y: if gathers { weight.y } else { all_rows },
-                bias: if adds_bias { weight.bias } else { 0 },
-                ..weight
-            }),
-            residual: own
-                .residual
-                .and_then(|residual| sequential.residual(residual, rank, problem)),
+            operands,
+            result_rows: ResultRows { first, ..own.result_rows },
             data: &data,
             pads: &pads,
             sequential: true,
@@ -334,19 +333,13 @@ impl CudaExecutor {
         let Launch { placed, operands, stream, .. } = on;
         let (plan, memory) = (&placed.execution, &started.view);
         LaunchArgs {
-            x: matrix(&operands.x),
-            weights: operands.weights.map(|Weight { w, bias, y }| WeightArgs {
-                w: matrix(&w),
-                y: matrix(&y),
-                bias: bias.map_or(0, |bias| bias.address),
-            }),
+            operands: operands.list().map(|_, _, view| matrix(view)),
+            result_rows: ResultRows {
+                first: 0,
+                count: operands.expect(Operand::Y, 0).layout.rows as u32,
+            },
             gates: self.gates,
             activation: self.activation,
-            residual: operands.residual.map(|view| Residual {
-                matrix: matrix(&view),
-                first: 0,
-                rows: view.layout.rows as u32,
-            }),
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: memory.scattered.unwrap_or(memory.data[self.comm.rank().index()]),
@@ -462,7 +455,8 @@ impl<'a> Launch<'a> {
     /// The call's traffic.
     fn job(&self) -> Job<'a> {
         let (plan, operands, op) = (&self.placed.execution, self.operands, self.number);
-        let (x, program) = (&operands.x, self.placed.program.program());
+        let x = operands.expect(Operand::X, 0);
+        let program = self.placed.program.program();
         match &plan.traffic {
             Traffic::PeerMemory if plan.kernel_pushes => Job::Nothing,
             Traffic::PeerMemory => Job::Rows(super::push_of(x, program)),
@@ -475,7 +469,7 @@ impl<'a> Launch<'a> {
             }
             Traffic::Collective(sequential) => {
                 let gathers = sequential.kind == CollectiveKind::AllGather;
-                let shard = matrix(if gathers { x } else { &operands.weights[0].y });
+                let shard = matrix(if gathers { x } else { operands.expect(Operand::Y, 0) });
                 Job::Collective(sequential.collective(shard, op))
             }
         }

@@ -5,13 +5,12 @@
 use super::host_programs::{HostBuffers, HostPrograms};
 use super::{Recipe, Resolved, call_number, labelled};
 use crate::error::{BuildError, CallError};
-use crate::operands::{Operands, Weight};
+use crate::operands::Operands;
 use crate::spec::{EpilogueSpec, OpSpec};
 use crate::tensor::{Location, View};
-use flux_kernels::cpu::{
-    CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm,
-};
-use flux_kernels::{Element, WeightLayout, with_element};
+use flux_core::problem::WeightList;
+use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, rms_norm};
+use flux_kernels::{Element, Operand, WeightLayout, with_element};
 use flux_transport::{Communicator, HeldBytes, Job, Label, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -79,7 +78,7 @@ impl HostExecutor {
             self.programs.get(comm, recipe, false).map_err(|error| recipe.refused(error))?;
         let mut call = comm.begin_as(stream, Some(labelled(self.label, &recipe.problem)))?;
         let op_hash = call_number(op, recipe, &call);
-        let job = Job::Rows(super::push_of(&operands.x, program.program()));
+        let job = Job::Rows(super::push_of(operands.expect(Operand::X, 0), program.program()));
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
         let started = match unsafe { call.start(&job) } {
             Ok(started) => started,
@@ -102,31 +101,32 @@ impl HostExecutor {
         };
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory, as was
         // checked.
-        let x = unsafe { rows::<T>(&operands.x) };
+        let x = unsafe { rows::<T>(operands.expect(Operand::X, 0)) };
         // SAFETY: the view borrows this host memory alone for longer than the call, and it overlaps
         // no other operand, as was checked.
-        let gathered = operands.gathered.as_ref().map(|view| unsafe { rows_mut(view) });
-        let weights = operands.weights.map(|Weight { w, bias, y }| {
+        let gathered = operands.get(Operand::XFull, 0).map(|view| unsafe { rows_mut(view) });
+        let mut weights = WeightList::new();
+        for weight in 0..operands.weight_count() {
+            let view = |operand| operands.expect(operand, weight);
             // SAFETY: the views borrow host memory for longer than the call, `y` alone, which
             // overlaps no other operand but a residual that is not read through a view of its own.
-            unsafe {
-                CpuWeight {
-                    w: rows(&w),
-                    y: rows_mut(&y),
-                    bias: bias.map(|view| rows(&view).elements),
-                }
-            }
-        });
-        let residual = operands.residual.as_ref().map(|residual| {
-            if operands.residual_is_y() {
-                return Residual::InY;
-            }
-            // SAFETY: the view borrows host memory for longer than the call, and no output overlaps
-            // it, as was checked.
-            Residual::Rows(unsafe { rows(residual) })
-        });
-        let EpilogueSpec { activation, gates, .. } = self.epilogue;
-        let epilogue = Epilogue { residual, activation, gates };
+            let one =
+                unsafe { CpuWeight { w: rows(view(Operand::W)), y: rows_mut(view(Operand::Y)) } };
+            // There is room for as many.
+            let _ = weights.push(one);
+        }
+        let EpilogueSpec { operands: added, activation, gates, .. } = self.epilogue;
+        let mut epilogue = Epilogue { activation, gates, ..Epilogue::default() };
+        for (operand, weight, view) in operands.list().iter().filter(|&(of, ..)| added.has(of)) {
+            let input = if operand == Operand::Residual && operands.residual_is_y() {
+                Input::InY
+            } else {
+                // SAFETY: the view borrows host memory for longer than the call, and no output
+                // overlaps it, as was checked.
+                Input::Rows(unsafe { rows(view) })
+            };
+            epilogue.operands.set(operand, weight, input);
+        }
         let layout = self.weights;
         let done = program.run(
             &mut self.buffers.lock(),
@@ -148,11 +148,11 @@ impl HostExecutor {
 
     /// Writes the normalised rows of `y`, where the op has a norm.
     fn normalise<T: Element>(&self, operands: &Operands<View>) {
-        let (Some(eps), Some(norm)) = (self.epilogue.rms_norm, &operands.norm) else { return };
-        let y = &operands.weights[0].y;
+        let Some(eps) = self.epilogue.rms_norm else { return };
+        let [y, gain, y_norm] =
+            [Operand::Y, Operand::Gain, Operand::YNorm].map(|operand| operands.expect(operand, 0));
         // SAFETY: as in `run`: `y` is written, and `y_norm` overlaps no other operand.
-        let (of_y, gain, y_norm) =
-            unsafe { (rows::<T>(y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
+        let (of_y, gain, y_norm) = unsafe { (rows::<T>(y), rows(gain), rows_mut(y_norm)) };
         rms_norm(of_y, gain.elements, eps.get(), y.layout.rows, y_norm);
     }
 }

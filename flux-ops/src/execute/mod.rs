@@ -190,13 +190,11 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operands::Weight;
     use crate::planning::Choice;
     use crate::spec::LaunchOptions;
     use crate::tensor::{TensorMut, TensorRef};
     use flux_core::OpKind;
     use flux_core::plan::{Plan, PlanOrigin};
-    use flux_core::problem::WeightList;
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
     use half::bf16;
@@ -256,14 +254,8 @@ mod tests {
             TensorRef::host(&w, (8, 8)).unwrap().view(),
         );
         let y = TensorMut::host(&mut y, (16, 8)).unwrap().view();
-        let operands = Operands {
-            x,
-            weights: WeightList::one(Weight { w, bias: None, y }),
-            residual: None,
-            norm: None,
-            gathered: None,
-            constant_weights: false,
-        };
+        let mut operands = Operands::new(x);
+        operands.add_weight(w, y);
         let refused = executor.run(&ranks[0], &recipe, 1, &operands, Stream::Host).unwrap_err();
         assert!(
             matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })),

@@ -8,7 +8,8 @@ use crate::error::BuildError;
 use flux_core::layout::{SPLIT_K_ALIGN, WorkspaceSize};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, SumsTo, WorldSize};
-use flux_kernels::cuda::{Matrix, Residual};
+use flux_kernels::cuda::Matrix;
+use flux_kernels::{Extent, Operand, Presence};
 use flux_transport::{CollectiveKind, Epoch, LibraryCollective, WorkspaceView};
 use std::fmt;
 
@@ -92,10 +93,25 @@ impl Sequential {
         }
     }
 
-    /// Whether this rank's GEMM adds the bias: all do, but of partial sums one, so that the sum has
-    /// it once.
-    pub(super) fn adds_bias(&self, rank: Rank) -> bool {
-        self.kind == CollectiveKind::AllGather || rank.get() == 0
+    /// Whether this rank's GEMM reads the operand. What is added to a sum over the ranks is read once
+    /// for each of its rows: by the rank that has the row, or by one that has all.
+    pub(super) fn reads(&self, operand: Operand, rank: Rank) -> bool {
+        let has_rows = operand.extent() == Extent::Result;
+        match (operand.presence(), self.kind) {
+            (Presence::Always, _) | (_, CollectiveKind::AllGather) => true,
+            (Presence::Option, CollectiveKind::ReduceScatter) => has_rows || rank.get() == 0,
+            (Presence::Option, CollectiveKind::AllReduce) => rank.get() == 0,
+            // Other kernels read them.
+            (Presence::Norm | Presence::Wanted, _) => false,
+        }
+    }
+
+    /// The row, of those that this rank's GEMM stores, with the first of a residual.
+    pub(super) fn first_row(&self, problem: &Problem, rank: Rank) -> u32 {
+        match self.kind {
+            CollectiveKind::ReduceScatter => problem.shard_rows(rank).start,
+            CollectiveKind::AllGather | CollectiveKind::AllReduce => 0,
+        }
     }
 }
 
@@ -116,25 +132,6 @@ fn gemm(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<TileProgra
         Rank::new(0),
         &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) },
     )?)
-}
-
-impl Sequential {
-    /// The part of the residual that this rank's GEMM adds to all rows, so that the sum has it
-    /// once: its own rows, or of an AllReduce one rank all.
-    pub(super) fn residual(
-        &self,
-        residual: Residual,
-        rank: Rank,
-        problem: &Problem,
-    ) -> Option<Residual> {
-        match self.kind {
-            CollectiveKind::AllGather => Some(residual),
-            CollectiveKind::ReduceScatter => {
-                Some(Residual { first: problem.shard_rows(rank).start, ..residual })
-            }
-            CollectiveKind::AllReduce => (rank.get() == 0).then_some(residual),
-        }
-    }
 }
 
 impl fmt::Display for Sequential {
@@ -253,12 +250,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_over_ranks_has_the_bias_once() {
-        let adding = |op| {
+    fn a_sum_over_ranks_has_each_operand_once() {
+        let reading = |op, operand| {
             let (sequential, _) =
                 Sequential::new(&problem(op, 4), Rank::new(0), &Schedule::of(TILE)).unwrap();
-            (0..4).filter(|&rank| sequential.adds_bias(Rank::new(rank))).count()
+            (0..4).filter(|&rank| sequential.reads(operand, Rank::new(rank))).count()
         };
-        assert_eq!((adding(OpKind::AllGatherGemm), adding(OpKind::GemmReduceScatter)), (4, 1));
+        let [ag, rs, ar] = OpKind::ALL;
+        assert_eq!([ag, rs, ar].map(|op| reading(op, Operand::Bias)), [4, 1, 1]);
+        // Each rank of a ReduceScatter has rows of its own.
+        assert_eq!([rs, ar].map(|op| reading(op, Operand::Residual)), [4, 1]);
+        assert_eq!([ag, rs, ar].map(|op| reading(op, Operand::W)), [4; 3]);
     }
 }

@@ -7,7 +7,7 @@ use crate::spec::OpSpec;
 use flux_core::Partials;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
-use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, Operand, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl<Op> Builder<Op> {
     /// Whether calls add a bias, in place of `false`:
     /// [`Call::bias`](crate::Call::bias). The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
-        self.spec.epilogue.bias = bias;
+        self.spec.epilogue.operands.set(Operand::Bias, bias);
         self
     }
 
@@ -306,7 +306,7 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn residual(mut self, residual: bool) -> Self {
-        self.spec.epilogue.residual = residual;
+        self.spec.epilogue.operands.set(Operand::Residual, residual);
         self
     }
 

@@ -4,10 +4,10 @@
 
 use super::FusedLinear;
 use crate::error::CallError;
-use crate::operands::{Norm, Operands, Weight};
+use crate::operands::Operands;
 use crate::tensor::{TensorMut, TensorRef, View};
-use flux_core::problem::WeightList;
-use flux_kernels::Element;
+use flux_core::problem::MAX_WEIGHTS;
+use flux_kernels::{Element, Operand};
 use flux_transport::Stream;
 use std::marker::PhantomData;
 
@@ -37,8 +37,6 @@ use std::marker::PhantomData;
 pub struct Call<'a, X, Y = X> {
     op: &'a FusedLinear,
     operands: Operands<View>,
-    /// Weights that were given, those beyond the most included.
-    given: usize,
     /// A bias that no weight was given for.
     stray_bias: bool,
     residual_in_y: bool,
@@ -46,23 +44,14 @@ pub struct Call<'a, X, Y = X> {
 }
 
 impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
-    pub(super) const fn new(op: &'a FusedLinear, x: View) -> Self {
-        let weights = WeightList::new();
-        Self {
-            op,
-            operands: Operands {
-                x,
-                weights,
-                residual: None,
-                norm: None,
-                gathered: None,
-                constant_weights: false,
-            },
-            given: 0,
-            stray_bias: false,
-            residual_in_y: false,
-            memory: PhantomData,
-        }
+    pub(super) fn new(op: &'a FusedLinear, x: View) -> Self {
+        let operands = Operands::new(x);
+        Self { op, operands, stray_bias: false, residual_in_y: false, memory: PhantomData }
+    }
+
+    fn with(mut self, operand: Operand, view: View) -> Self {
+        self.operands.set(operand, 0, view);
+        self
     }
 
     /// A weight and its result, with shapes as [`FusedLinear`] says. An op with
@@ -91,9 +80,7 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn weight(mut self, w: &'a TensorRef<'_, X>, y: &'a mut TensorMut<'_, Y>) -> Self {
-        self.given += 1;
-        // Too many are found by their number.
-        let _ = self.operands.weights.push(Weight { w: w.view(), bias: None, y: y.view() });
+        self.operands.add_weight(w.view(), y.view());
         self
     }
 
@@ -102,9 +89,13 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`. It is added once to
     /// every row of the result.
     pub fn bias(mut self, bias: &'a TensorRef<'_, Y>) -> Self {
-        match self.operands.weights.iter_mut().last() {
-            Some(weight) => weight.bias = Some(bias.view()),
-            None => self.stray_bias = true,
+        match self.operands.weight_count() {
+            0 => self.stray_bias = true,
+            weights @ 1..=MAX_WEIGHTS => {
+                self.operands.set(Operand::Bias, weights - 1, bias.view());
+            }
+            // Too many weights are found by their number.
+            _ => {}
         }
         self
     }
@@ -112,9 +103,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// Of an op built with [`Builder::residual`](crate::Builder::residual): a view of the shape of
     /// `y`, which is added to it. Of a [`GemmAllReduce`](crate::GemmAllReduce) it holds the same on
     /// every rank.
-    pub const fn residual(mut self, residual: &'a TensorRef<'_, Y>) -> Self {
-        self.operands.residual = Some(residual.view());
-        self
+    pub fn residual(self, residual: &'a TensorRef<'_, Y>) -> Self {
+        self.with(Operand::Residual, residual.view())
     }
 
     /// As [`residual`](Self::residual), where `y` itself holds it before the call.
@@ -125,13 +115,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
 
     /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of
     /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
-    pub const fn norm(
-        mut self,
-        gain: &'a TensorRef<'_, Y>,
-        y_norm: &'a mut TensorMut<'_, Y>,
-    ) -> Self {
-        self.operands.norm = Some(Norm { gain: gain.view(), y_norm: y_norm.view() });
-        self
+    pub fn norm(self, gain: &'a TensorRef<'_, Y>, y_norm: &'a mut TensorMut<'_, Y>) -> Self {
+        self.with(Operand::Gain, gain.view()).with(Operand::YNorm, y_norm.view())
     }
 
     /// Of an [`AllGatherGemm`](crate::AllGatherGemm): copies the gathered rows to `x_full[m, k]`,
@@ -172,9 +157,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
     /// ```
-    pub const fn gathered(mut self, x_full: &'a mut TensorMut<'_, X>) -> Self {
-        self.operands.gathered = Some(x_full.view());
-        self
+    pub fn gathered(self, x_full: &'a mut TensorMut<'_, X>) -> Self {
+        self.with(Operand::XFull, x_full.view())
     }
 
     /// Says that the weights are there before the work ahead of the call on its stream begins. On
@@ -209,12 +193,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
         if self.stray_bias {
             return Err(CallError::StrayBias);
         }
-        let (takes, given) = (self.op.weight_count(), self.given);
-        if takes != given {
-            return Err(CallError::Weights { takes, given });
-        }
-        if self.residual_in_y {
-            self.operands.residual = Some(self.operands.weights[0].y);
+        if let Some(&y) = self.operands.get(Operand::Y, 0).filter(|_| self.residual_in_y) {
+            self.operands.set(Operand::Residual, 0, y);
         }
         self.op.run_checked(&self.operands, stream.into())
     }

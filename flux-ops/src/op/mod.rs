@@ -95,10 +95,7 @@ impl FusedLinear {
 
     /// Begins a call whose operands are named one by one, of any options that the op was built
     /// with: `op.call(&x).weight(&w, &mut y).on(stream)`.
-    pub const fn call<'a, X: Element, Y: Element>(
-        &'a self,
-        x: &'a TensorRef<'_, X>,
-    ) -> Call<'a, X, Y> {
+    pub fn call<'a, X: Element, Y: Element>(&'a self, x: &'a TensorRef<'_, X>) -> Call<'a, X, Y> {
         Call::new(self, x.view())
     }
 

@@ -159,7 +159,7 @@ impl<K: OpMarker, X: Element, Y: Element> TypedLinear<K, X, Y> {
     }
 
     /// As [`FusedLinear::call`].
-    pub const fn call<'a>(&'a self, x: &'a TensorRef<'_, X>) -> Call<'a, X, Y> {
+    pub fn call<'a>(&'a self, x: &'a TensorRef<'_, X>) -> Call<'a, X, Y> {
         self.op.call(x)
     }
 

@@ -9,22 +9,23 @@ use crate::error::CallError;
 use crate::spec::OpSpec;
 use crate::tensor::{Location, TensorError, View};
 use flux_core::problem::Shape;
-use flux_core::{DType, Numerics, OpKind, Problem, Rank};
+use flux_core::{OpKind, Problem, Rank};
+use flux_kernels::{Extent, Operand, Presence, Shapes};
 
 impl Operands<View> {
     /// Whether the residual is what `y` holds.
     pub(crate) fn residual_is_y(&self) -> bool {
-        let is_it = |weight: &super::Weight<View>, residual: &View| {
-            (residual.address, residual.layout) == (weight.y.address, weight.y.layout)
-        };
-        self.weights.iter().next().zip(self.residual.as_ref()).is_some_and(|(y, of)| is_it(y, of))
+        let place = |view: &View| (view.address, view.layout);
+        let [residual, y] =
+            [Operand::Residual, Operand::Y].map(|operand| self.get(operand, 0).map(place));
+        residual.is_some() && residual == y
     }
 
     /// Rows of the call, by its operand with all rows.
     pub(crate) fn rows(&self, op: OpKind) -> usize {
-        match self.weights.iter().next() {
-            Some(first) if op.gathers() => first.y.layout.rows,
-            _ => self.x.layout.rows,
+        match self.get(Operand::Y, 0) {
+            Some(y) if op.gathers() => y.layout.rows,
+            _ => self.expect(Operand::X, 0).layout.rows,
         }
     }
 
@@ -38,73 +39,82 @@ impl Operands<View> {
         m: usize,
         location: Location,
     ) -> Result<(), CallError> {
-        let (takes, given) = (problem.weight_count(), self.weights.len());
+        let (op, takes, given) = (problem.op(), problem.weight_count(), self.weight_count());
         if takes != given {
             return Err(CallError::Weights { takes, given });
         }
-        let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
-        let columns = |weight| problem.weight_columns(weight, rank).len() as u32;
-        let vector = |weight| Shape { rows: 1, cols: columns(weight) };
-        let result = |weight| {
-            rows(spec.epilogue.result(Shape { cols: columns(weight), ..problem.y_shape(rank) }))
+        let shapes = Shapes { problem, rank, layout: spec.weights, gates: spec.epilogue.gates };
+        let shape = |operand: Operand, weight| {
+            let shape = shapes.of_operand(operand, weight);
+            match operand.extent() {
+                Extent::W | Extent::Columns => shape,
+                _ if m == 0 => Shape { rows: 0, ..shape },
+                _ => shape,
+            }
         };
-        for (weight, (names, given)) in self.named_weights().enumerate() {
-            present(names.bias, given.bias, spec.epilogue.bias, vector(weight))?;
+        let slots = Operand::ALL.into_iter().flat_map(|operand| {
+            let weights = if operand.is_of_weight() { takes } else { 1 };
+            (0..weights).map(move |weight| (operand, weight))
+        });
+        for (operand, weight) in slots {
+            let (name, given) = (operand.name(weight), self.get(operand, weight));
+            let wanted = match operand.presence() {
+                Presence::Always => true,
+                Presence::Option => spec.epilogue.operands.has(operand),
+                Presence::Norm => spec.epilogue.rms_norm.is_some(),
+                Presence::Wanted if given.is_some() && !operand.is_of(op) => {
+                    return Err(CallError::NotGathered { op });
+                }
+                Presence::Wanted => given.is_some(),
+            };
+            match given {
+                None if wanted => {
+                    let expected = shape(operand, weight);
+                    return Err(CallError::NotGiven { operand: name, expected });
+                }
+                Some(view) if !wanted => {
+                    return Err(CallError::Unwanted { operand: name, found: view.layout });
+                }
+                _ => {}
+            }
         }
-        present("residual", self.residual, spec.epilogue.residual, result(0))?;
-        let gain = self.norm.map(|norm| norm.gain);
-        present("gain", gain, spec.epilogue.rms_norm.is_some(), vector(0))?;
-        if self.gathered.is_some() && problem.op().reduces() {
-            return Err(CallError::NotGathered { op: problem.op() });
-        }
-        let fits = |operand, view: &View, shape: Shape, dtype: DType| {
-            let found = view.layout;
-            if (found.rows, found.cols) != (shape.rows as usize, shape.cols as usize) {
-                let (op, world, expected) = (problem.op(), problem.world(), shape);
+        for (operand, weight, view) in self.list().iter() {
+            let (name, expected, found) =
+                (operand.name(weight), shape(operand, weight), view.layout);
+            if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
+                let (operand, world) = (name, problem.world());
                 return Err(CallError::Shape { operand, op, m, rank, world, expected, found });
             }
-            if view.dtype != dtype {
-                let source = TensorError::DType { expected: dtype, found: view.dtype };
-                return Err(CallError::View { operand, source });
+            let expected = operand.element(problem.numerics());
+            if view.dtype != expected {
+                let source = TensorError::DType { expected, found: view.dtype };
+                return Err(CallError::View { operand: name, source });
             }
             if view.location != location {
                 let (expected, found) = (location, view.location);
-                return Err(CallError::Location { operand, expected, found });
+                return Err(CallError::Location { operand: name, expected, found });
             }
-            Ok(())
-        };
-        let Numerics { operand, output, .. } = problem.numerics();
-        fits("x", &self.x, rows(problem.x_shape(rank)), operand)?;
-        for (weight, (names, given)) in self.named_weights().enumerate() {
-            let (rows, cols) = spec.weights.extents(columns(weight), problem.k_local(rank));
-            fits(names.w, &given.w, Shape { rows, cols }, operand)?;
-            given.bias.map_or(Ok(()), |bias| fits(names.bias, &bias, vector(weight), output))?;
-            fits(names.y, &given.y, result(weight), output)?;
         }
-        self.residual.map_or(Ok(()), |residual| fits("residual", &residual, result(0), output))?;
-        if let Some(norm) = &self.norm {
-            fits("gain", &norm.gain, vector(0), output)?;
-            fits("y_norm", &norm.y_norm, result(0), output)?;
-        }
-        let all_rows = rows(Shape { rows: problem.m(), cols: problem.k() });
-        self.gathered.map_or(Ok(()), |out| fits("x_full", &out, all_rows, operand))?;
         self.check_overlap()
     }
 
     /// Checks that no output shares memory with another operand.
     fn check_overlap(&self) -> Result<(), CallError> {
-        for (at, (output, view)) in self.outputs().enumerate() {
+        let all = || self.list().iter().enumerate();
+        for (at, (output, weight, view)) in all().filter(|(_, (operand, ..))| operand.is_output()) {
             let written = view.bytes();
-            let others = self.inputs().chain(self.outputs().skip(at + 1));
-            for (operand, other) in others
-                .filter(|other| (output, other.0) != ("y", "residual") || !self.residual_is_y())
-            {
+            // Two outputs are compared once.
+            let others = all().filter(|(other, (operand, ..))| !operand.is_output() || *other > at);
+            for (_, (operand, of_weight, other)) in others {
+                let is_itself = (output, operand) == (Operand::Y, Operand::Residual);
                 let other = other.bytes();
                 if written.start < other.end
                     && other.start < written.end
                     && !written.is_empty()
                     && !other.is_empty()
+                    && !(is_itself && self.residual_is_y())
                 {
+                    let (output, operand) = (output.name(weight), operand.name(of_weight));
                     return Err(CallError::Overlap { output, operand, written, other });
                 }
             }
@@ -123,30 +133,14 @@ impl Operands<View> {
     }
 }
 
-/// Checks that an operand is given exactly where the op was built with it.
-fn present(
-    operand: &'static str,
-    given: Option<View>,
-    wanted: bool,
-    expected: Shape,
-) -> Result<(), CallError> {
-    match given {
-        None if wanted => Err(CallError::NotGiven { operand, expected }),
-        Some(view) if !wanted => Err(CallError::Unwanted { operand, found: view.layout }),
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::large_types_passed_by_value, reason = "operands are made where they are checked")]
 mod tests {
     use super::*;
-    use crate::operands::Weight;
     use crate::spec::EpilogueSpec;
     use crate::tensor::Layout;
-    use flux_core::WorldSize;
-    use flux_core::problem::WeightList;
-    use flux_kernels::WeightLayout;
+    use flux_core::{DType, ElementType, WorldSize};
+    use flux_kernels::{OperandSet, WeightLayout};
 
     const HERE: Location = Location::Cuda(1);
 
@@ -154,7 +148,7 @@ mod tests {
         View {
             address,
             layout: Layout::dense(rows, cols),
-            dtype: DType::Bf16,
+            dtype: ElementType::Matrix(DType::Bf16),
             location: HERE,
             ordered_on: None,
             claimed: false,
@@ -168,23 +162,21 @@ mod tests {
 
     type Views = Operands<View>;
 
-    const WEIGHT: Weight<View> =
-        Weight { w: view(0x2000, 16, 64), bias: None, y: view(0x3000, 8, 16) };
-
-    /// The operands of a call with one weight.
-    fn of(weight: Weight<View>) -> Views {
-        Operands {
-            x: view(0x1000, 4, 64),
-            weights: WeightList::one(weight),
-            residual: None,
-            norm: None,
-            gathered: None,
-            constant_weights: false,
-        }
-    }
+    const X: View = view(0x1000, 4, 64);
+    const W: View = view(0x2000, 16, 64);
+    const Y: View = view(0x3000, 8, 16);
 
     fn good() -> Views {
-        of(WEIGHT)
+        let mut operands = Operands::new(X);
+        operands.add_weight(W, Y);
+        operands
+    }
+
+    /// The same with another view.
+    fn with(operand: Operand, view: View) -> Views {
+        let mut operands = good();
+        operands.set(operand, 0, view);
+        operands
     }
 
     fn spec(epilogue: EpilogueSpec) -> OpSpec {
@@ -192,51 +184,48 @@ mod tests {
     }
 
     fn refused(operands: Views) -> String {
-        let bias = operands.weights[0].bias.is_some();
-        let residual = operands.residual.is_some();
-        let spec = spec(EpilogueSpec { bias, residual, ..EpilogueSpec::default() });
+        let given = Operand::optional().filter(|&operand| operands.get(operand, 0).is_some());
+        let spec = spec(EpilogueSpec { operands: given.collect(), ..EpilogueSpec::default() });
         operands.check(&spec, &problem(), Rank::new(1), 8, HERE).unwrap_err().to_string()
     }
 
     fn passes(operands: Views, bias: bool) -> Result<(), CallError> {
-        let spec = spec(EpilogueSpec { bias, ..EpilogueSpec::default() });
+        let of_epilogue = OperandSet::EMPTY.with(Operand::Bias, bias);
+        let spec = spec(EpilogueSpec { operands: of_epilogue, ..EpilogueSpec::default() });
         operands.check(&spec, &problem(), Rank::new(1), 8, HERE)
     }
 
     #[test]
     fn operands_of_the_problem_pass() {
         passes(good(), false).unwrap();
-        passes(of(Weight { bias: Some(view(0x5000, 1, 16)), ..WEIGHT }), true).unwrap();
+        passes(with(Operand::Bias, view(0x5000, 1, 16)), true).unwrap();
         // Back to back: y begins where w ends.
-        let w_end = WEIGHT.w.bytes().end;
-        passes(of(Weight { y: view(w_end, 8, 16), ..WEIGHT }), false).unwrap();
+        let w_end = W.bytes().end;
+        passes(with(Operand::Y, view(w_end, 8, 16)), false).unwrap();
     }
 
     #[test]
     fn a_wrong_shape_names_operand_and_shapes() {
         assert_eq!(
-            refused(Operands { x: view(0x1000, 8, 64), ..good() }),
+            refused(with(Operand::X, view(0x1000, 8, 64))),
             "x is [8, 64], but ag_gemm with m = 8 takes [4, 64] on rank 1 of 2: all operands have \
              the rows of one m"
         );
-        assert!(
-            refused(of(Weight { w: view(0x2000, 16, 56), ..WEIGHT })).starts_with("w is [16, 56]")
-        );
-        assert!(
-            refused(of(Weight { y: view(0x3000, 4, 16), ..WEIGHT })).starts_with("y is [4, 16]")
-        );
+        assert!(refused(with(Operand::W, view(0x2000, 16, 56))).starts_with("w is [16, 56]"));
+        assert!(refused(with(Operand::Y, view(0x3000, 4, 16))).starts_with("y is [4, 16]"));
     }
 
     #[test]
     fn a_call_without_rows_takes_operands_without_rows() {
-        let without = Operands { x: view(0, 0, 64), ..of(Weight { y: view(0, 0, 16), ..WEIGHT }) };
+        let mut without = with(Operand::Y, view(0, 0, 16));
+        without.set(Operand::X, 0, view(0, 0, 64));
         let check = |operands: Views| {
             let spec = spec(EpilogueSpec::default());
             operands.check(&spec, &problem(), Rank::new(0), 0, HERE)
         };
         check(without).unwrap();
-        let refused =
-            check(Operands { x: view(0x1000, 4, 64), ..without }).unwrap_err().to_string();
+        without.set(Operand::X, 0, X);
+        let refused = check(without).unwrap_err().to_string();
         assert!(
             refused.starts_with("x is [4, 64], but ag_gemm with m = 0 takes [0, 64]"),
             "{refused}"
@@ -245,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_bias_is_given_where_one_was_built_and_nowhere_else() {
-        let bias = |rows, cols| of(Weight { bias: Some(view(0x5000, rows, cols)), ..WEIGHT });
+        let bias = |rows, cols| with(Operand::Bias, view(0x5000, rows, cols));
         assert_eq!(
             passes(good(), true).unwrap_err().to_string(),
             "the op was built with bias(true), and the call brings no bias: make it as \
@@ -265,24 +254,18 @@ mod tests {
             assert_eq!(refused(bias(rows, cols)), text);
         }
         let elsewhere = View { location: Location::Cuda(0), ..view(0x5000, 1, 16) };
-        assert!(
-            refused(of(Weight { bias: Some(elsewhere), ..WEIGHT }))
-                .starts_with("bias is in CUDA device 0")
-        );
-        assert!(
-            refused(of(Weight { bias: Some(view(0x3010, 1, 16)), ..WEIGHT }))
-                .contains("overlaps bias")
-        );
+        assert!(refused(with(Operand::Bias, elsewhere)).starts_with("bias is in CUDA device 0"));
+        assert!(refused(with(Operand::Bias, view(0x3010, 1, 16))).contains("overlaps bias"));
     }
 
     #[test]
     fn weights_of_k_and_n_are_the_transpose() {
         let check = |w, layout| {
             let spec = OpSpec { weights: layout, ..spec(EpilogueSpec::default()) };
-            of(Weight { w, ..WEIGHT }).check(&spec, &problem(), Rank::new(1), 8, HERE)
+            with(Operand::W, w).check(&spec, &problem(), Rank::new(1), 8, HERE)
         };
         check(view(0x2000, 64, 16), WeightLayout::Kn).unwrap();
-        let refused = check(WEIGHT.w, WeightLayout::Kn).unwrap_err().to_string();
+        let refused = check(W, WeightLayout::Kn).unwrap_err().to_string();
         assert!(
             refused.starts_with("w is [16, 64], but ag_gemm with m = 8 takes [64, 16]"),
             "{refused}"
@@ -293,10 +276,10 @@ mod tests {
 
     #[test]
     fn a_residual_has_the_shape_of_y_and_may_be_y_itself() {
-        let residual =
-            |address, rows, cols| Operands { residual: Some(view(address, rows, cols)), ..good() };
+        let residual = |address, rows, cols| with(Operand::Residual, view(address, rows, cols));
         let check = |operands: Views, residual| {
-            let spec = spec(EpilogueSpec { residual, ..EpilogueSpec::default() });
+            let of_epilogue = OperandSet::EMPTY.with(Operand::Residual, residual);
+            let spec = spec(EpilogueSpec { operands: of_epilogue, ..EpilogueSpec::default() });
             operands.check(&spec, &problem(), Rank::new(1), 8, HERE)
         };
         check(residual(0x5000, 8, 16), true).unwrap();
@@ -324,7 +307,7 @@ mod tests {
         // A row off, and the same first element with other rows.
         let wide = View { layout: Layout::strided(8, 16, 24), ..view(0x3000, 8, 16) };
         for residual in [view(0x3020, 8, 16), wide] {
-            let text = refused_of(Operands { residual: Some(residual), ..good() }, true);
+            let text = refused_of(with(Operand::Residual, residual), true);
             assert!(
                 text.contains("overlaps residual")
                     && text.ends_with("or is the residual itself with the same rows"),
@@ -335,8 +318,7 @@ mod tests {
 
     #[test]
     fn gathered_rows_have_the_columns_of_x_and_memory_of_their_own() {
-        let gathered =
-            |address, rows, cols| Operands { gathered: Some(view(address, rows, cols)), ..good() };
+        let gathered = |address, rows, cols| with(Operand::XFull, view(address, rows, cols));
         passes(gathered(0x5000, 8, 64), false).unwrap();
         let text = "x_full is [4, 64], but ag_gemm with m = 8 takes [8, 64] on rank 1 of 2: all \
                     operands have the rows of one m";
@@ -352,10 +334,7 @@ mod tests {
         }
         assert!(refused(gathered(0x3010, 8, 64)).contains("overlaps x_full"));
         let elsewhere = View { location: Location::Host, ..view(0x5000, 8, 64) };
-        assert!(
-            refused(Operands { gathered: Some(elsewhere), ..good() })
-                .starts_with("x_full is in host memory")
-        );
+        assert!(refused(with(Operand::XFull, elsewhere)).starts_with("x_full is in host memory"));
         let sums = Problem::new(
             OpKind::GemmReduceScatter,
             8,
@@ -376,40 +355,39 @@ mod tests {
 
     #[test]
     fn an_operand_of_another_element_type_is_refused() {
-        let w = View { dtype: DType::F16, ..WEIGHT.w };
-        let text = refused(of(Weight { w, ..WEIGHT }));
+        let w = View { dtype: DType::F16.into(), ..W };
+        let text = refused(with(Operand::W, w));
         assert!(
             text.starts_with("w: ") && text.contains("fp16") && text.contains("bf16"),
             "{text}"
         );
-        let y = View { dtype: DType::F16, ..WEIGHT.y };
-        assert!(refused(of(Weight { y, ..WEIGHT })).starts_with("y: "));
+        let y = View { dtype: DType::F16.into(), ..Y };
+        assert!(refused(with(Operand::Y, y)).starts_with("y: "));
     }
 
     #[test]
     fn memory_of_another_device_is_refused() {
-        let w = View { location: Location::Cuda(0), ..WEIGHT.w };
-        let text = refused(of(Weight { w, ..WEIGHT }));
+        let w = View { location: Location::Cuda(0), ..W };
+        let text = refused(with(Operand::W, w));
         assert_eq!(
             text,
             "w is in CUDA device 0, but this rank's communicator works on CUDA device 1: copy it \
              there"
         );
-        let y = View { location: Location::Host, ..WEIGHT.y };
-        assert!(refused(of(Weight { y, ..WEIGHT })).starts_with("y is in host memory"));
+        let y = View { location: Location::Host, ..Y };
+        assert!(refused(with(Operand::Y, y)).starts_with("y is in host memory"));
     }
 
     #[test]
     fn an_output_that_shares_one_byte_with_an_input_is_refused() {
-        let w_end = WEIGHT.w.bytes().end;
-        assert!(refused(of(Weight { y: view(w_end - 2, 8, 16), ..WEIGHT })).contains("overlaps w"));
-        assert!(refused(of(Weight { y: view(0x1000, 8, 16), ..WEIGHT })).contains("overlaps x"));
+        let w_end = W.bytes().end;
+        assert!(refused(with(Operand::Y, view(w_end - 2, 8, 16))).contains("overlaps w"));
+        assert!(refused(with(Operand::Y, view(0x1000, 8, 16))).contains("overlaps x"));
     }
 
     #[test]
     fn a_view_ordered_on_another_stream_is_refused() {
-        let x = View { ordered_on: Some(0x10), ..good().x };
-        let operands = Operands { x, ..good() };
+        let operands = with(Operand::X, View { ordered_on: Some(0x10), ..X });
         operands.check_stream(0x10).unwrap();
         let text = operands.check_stream(0x20).unwrap_err().to_string();
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Why memory cannot be viewed as an operand.
 
 use super::{ALIGNMENT, Layout};
-use flux_core::DType;
+use flux_core::ElementType;
 
 /// Why a view of memory cannot be an operand; each names the value and the limit.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,9 +88,9 @@ pub enum TensorError {
     )]
     DType {
         /// Element type of the view.
-        expected: DType,
+        expected: ElementType,
         /// Element type that the description of the memory names.
-        found: DType,
+        found: ElementType,
     },
 }
 

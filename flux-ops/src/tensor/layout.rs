@@ -4,7 +4,7 @@
 //! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
-use flux_core::DType;
+use flux_core::ElementType;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::problem::Shape;
 
@@ -57,7 +57,7 @@ impl Layout {
     /// Whether a kernel can address this layout over `available` elements from `address` on.
     pub(super) fn check(
         &self,
-        dtype: DType,
+        dtype: ElementType,
         address: u64,
         available: usize,
     ) -> Result<(), TensorError> {

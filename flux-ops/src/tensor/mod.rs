@@ -13,8 +13,8 @@ use layout::ALIGNMENT;
 pub use layout::Layout;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
-use flux_core::DType;
-use flux_kernels::Element;
+use flux_core::ElementType;
+use flux_kernels::TensorElement;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -43,7 +43,7 @@ pub struct RawTensor {
     /// Address of the first element.
     pub address: u64,
     /// Element type.
-    pub dtype: DType,
+    pub dtype: ElementType,
     /// Where the memory is.
     pub location: Location,
     /// Extents, in elements.
@@ -57,7 +57,7 @@ pub struct RawTensor {
 pub(crate) struct View {
     pub(crate) address: u64,
     pub(crate) layout: Layout,
-    pub(crate) dtype: DType,
+    pub(crate) dtype: ElementType,
     pub(crate) location: Location,
     /// Handle of the stream on which earlier uses were awaited, where the memory tracks its uses.
     pub(crate) ordered_on: Option<usize>,
@@ -77,26 +77,26 @@ impl View {
         }
     }
 
-    fn host<T: Element>(
+    fn host<T: TensorElement>(
         first: *const T,
         available: usize,
         layout: Layout,
     ) -> Result<Self, TensorError> {
         // Exposed: an executor makes slices from the address again.
-        let (address, dtype) = (first.expose_provenance() as u64, T::DTYPE);
+        let (address, dtype) = (first.expose_provenance() as u64, T::TYPE);
         layout.check(dtype, address, available)?;
         let location = Location::Host;
         Ok(Self { address, layout, dtype, location, ordered_on: None, claimed: false })
     }
 
-    fn cuda<T: Element>(
+    fn cuda<T: TensorElement>(
         address: u64,
         available: usize,
         owner: &CudaStream,
         stream: &CudaStream,
         layout: Layout,
     ) -> Result<Self, TensorError> {
-        let dtype = T::DTYPE;
+        let dtype = T::TYPE;
         layout.check(dtype, address, available)?;
         let location = Location::Cuda(u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX));
         let ordered_on = Some(stream.cu_stream().addr());
@@ -120,11 +120,11 @@ impl View {
 }
 
 /// A description of memory with elements of another type than `T` is no view of it.
-fn from_raw<T: Element>(raw: RawTensor) -> Result<View, TensorError> {
-    if raw.dtype == T::DTYPE {
+fn from_raw<T: TensorElement>(raw: RawTensor) -> Result<View, TensorError> {
+    if raw.dtype == T::TYPE {
         View::from_raw(raw)
     } else {
-        Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype })
+        Err(TensorError::DType { expected: T::TYPE, found: raw.dtype })
     }
 }
 
@@ -157,7 +157,7 @@ pub struct TensorMut<'a, T> {
     memory: PhantomData<&'a mut [T]>,
 }
 
-impl<'a, T: Element> TensorRef<'a, T> {
+impl<'a, T: TensorElement> TensorRef<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors
@@ -199,7 +199,7 @@ impl<'a, T: Element> TensorRef<'a, T> {
     }
 }
 
-impl<'a, T: Element> TensorMut<'a, T> {
+impl<'a, T: TensorElement> TensorMut<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors

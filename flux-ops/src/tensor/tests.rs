@@ -2,6 +2,7 @@
 
 use super::layout::MAX_SPAN_BYTES;
 use super::*;
+use flux_core::DType;
 use half::{bf16, f16};
 
 /// 16-byte aligned room for `len` elements, as any allocator gives for blocks of this size.
@@ -55,7 +56,7 @@ fn views_without_rows_are_of_any_memory() {
     assert!(TensorRef::<bf16>::host(&[], (0, 64)).is_ok());
     let raw = RawTensor {
         address: 0,
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location: Location::Cuda(0),
         layout: Layout::dense(0, 64),
         available: 0,
@@ -67,7 +68,7 @@ fn views_without_rows_are_of_any_memory() {
 #[test]
 fn a_layout_spans_less_than_can_be_addressed() {
     let limit = MAX_SPAN_BYTES / DType::Bf16.bytes();
-    let check = |rows| Layout::dense(rows, 64).check(DType::Bf16, ALIGNMENT, usize::MAX);
+    let check = |rows| Layout::dense(rows, 64).check(DType::Bf16.into(), ALIGNMENT, usize::MAX);
     assert_eq!(check(limit / 64 - 1), Ok(()));
     let error = check(limit / 64).unwrap_err();
     assert_eq!(
@@ -90,7 +91,7 @@ fn raw_memory_is_checked_against_its_own_description() {
     let m = memory(256);
     let raw = RawTensor {
         address: m.as_ptr().addr() as u64,
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location: Location::Host,
         layout: Layout::dense(4, 64),
         available: 256,
@@ -112,9 +113,12 @@ fn raw_memory_is_checked_against_its_own_description() {
     assert_eq!(view(RawTensor { address: last - 512, ..raw }).unwrap().view().bytes().end, last);
     // SAFETY: as above.
     let other = unsafe { TensorRef::<f16>::from_raw(raw) }.unwrap_err();
-    assert_eq!(other, TensorError::DType { expected: DType::F16, found: DType::Bf16 });
     assert_eq!(
-        view(RawTensor { dtype: DType::F16, ..raw }).unwrap_err().to_string(),
+        other,
+        TensorError::DType { expected: DType::F16.into(), found: DType::Bf16.into() }
+    );
+    assert_eq!(
+        view(RawTensor { dtype: DType::F16.into(), ..raw }).unwrap_err().to_string(),
         "the memory holds fp16, the view is of bf16: convert it, or use the op of that element type"
     );
 }

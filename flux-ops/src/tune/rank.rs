@@ -6,10 +6,10 @@
 use super::TuneError;
 use super::oracle::{Oracle, SEEDS};
 use crate::op::FusedLinear;
-use crate::operands::{Operands, Weight};
+use crate::operands::Operands;
 use crate::tensor::{Layout, Location, RawTensor};
 use cudarc::driver::{CudaStream, DriverError, result};
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::Shape;
 use flux_core::{Problem, Rank};
 use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_kernels::Element;
@@ -127,7 +127,7 @@ impl<T: Element> TuneRank<T> {
             let address = operand.device.as_ref().map_or(host, DeviceBlock::address);
             RawTensor {
                 address,
-                dtype: T::DTYPE,
+                dtype: T::TYPE,
                 location,
                 layout,
                 available: layout.rows * layout.cols,
@@ -136,18 +136,8 @@ impl<T: Element> TuneRank<T> {
         let set = call % self.sets.len();
         let [x, w, y] = &mut self.sets[set];
         let rank = self.comm.rank();
-        let operands = Operands {
-            x: raw(x, problem.x_shape(rank)),
-            weights: WeightList::one(Weight {
-                w: raw(w, problem.w_shape(rank)),
-                bias: None,
-                y: raw(y, problem.y_shape(rank)),
-            }),
-            residual: None,
-            norm: None,
-            gathered: None,
-            constant_weights: false,
-        };
+        let mut operands = Operands::new(raw(x, problem.x_shape(rank)));
+        operands.add_weight(raw(w, problem.w_shape(rank)), raw(y, problem.y_shape(rank)));
         // SAFETY: an operand holds its window's elements and is used by calls on this rank's one
         // stream alone. Its memory outlives them: freeing device memory waits for the device.
         Ok(unsafe { op.run(&operands, stream) }?)

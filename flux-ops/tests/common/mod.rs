@@ -35,8 +35,8 @@ pub use meeting::Meeting;
 use flux_core::{OpKind, Partials};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, BuildError, CommMode, EpilogueSpec, FusedLinear, GateLayout, OpSpec, Plan,
-    WeightLayout,
+    Activation, BuildError, CommMode, EpilogueSpec, FusedLinear, GateLayout, OpSpec, Operand,
+    OperandSet, Plan, WeightLayout,
 };
 use flux_transport::{Communicator, TransportKind};
 use std::time::Duration;
@@ -83,9 +83,9 @@ impl OpOptions {
     fn tell(self, spec: &mut OpSpec) {
         spec.plan = self.plan;
         spec.weights = self.weights;
+        let operands = OperandSet::EMPTY.with(Operand::Bias, self.bias);
         spec.epilogue = EpilogueSpec {
-            bias: self.bias,
-            residual: self.residual,
+            operands: operands.with(Operand::Residual, self.residual),
             activation: self.activation,
             gates: self.gates,
             rms_norm: self.rms_norm.map(Into::into),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _native
 from .errors import OperandError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVATIONS",
     "GATED",
+    "INPUTS",
     "activation_number",
     "as_rows",
     "check_extents",
@@ -35,9 +36,21 @@ __all__ = [
     "swapped",
 ]
 
+
+class Input(NamedTuple):
+    """What is told of an operand."""
+
+    of_weight: bool
+    of_result: bool
+
+
 ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
 # Numbers of the activations with gates.
 GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
+
+# Operands beside x and weights, in the order of the kernels' arguments: whether each weight has one, and whether
+# they have the shape of the result.
+INPUTS = {name: Input(of_weight, of_result) for name, of_weight, of_result in _native.further_inputs()}
 
 _MAX_WEIGHTS = _native.max_weights()
 
@@ -131,13 +144,13 @@ def lists(of: Any, name: str, count: int) -> list | None:
     return list(of)
 
 
-def as_rows(residual: Any, lead: Sequence[int]) -> Any:
-    """A residual as rows, for an ``x`` whose dimensions but the last are ``lead``. Each rank has its own first of them."""
-    if residual is None or len(residual.shape) != len(lead) + 1:
-        return residual
-    if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
-        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
-    return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
+def as_rows(name: str, of: Any, lead: Sequence[int]) -> Any:
+    """An operand of the result's shape as rows, for an ``x`` whose dimensions but the last are ``lead``. Each rank has its own first of them."""
+    if len(of.shape) != len(lead) + 1:
+        return of
+    if tuple(of.shape[1:-1]) != tuple(lead[1:]):
+        raise OperandError(f"{name} is {list(of.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
+    return of.reshape(prod(of.shape[:-1]), of.shape[-1])
 
 
 def sequence_dimension(x: Any, dim: int, out: Any) -> int:

@@ -53,12 +53,13 @@ class AllGatherMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, m, split, comm, keep, count, *operands):
-        weights, biases = list(operands[:count]), list(operands[count:]) or None
+        weights, biases = list(operands[:count]), list(operands[count:])
+        added = {"bias": biases} if biases else {}
         ctx.split, ctx.comm, ctx.count = split, comm, count
         needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[6 : 6 + count])
         # A single rank's rows are all rows: the gathered ones would be a copy.
         ctx.kept = keep and needs_weight and comm.world_size > 1
-        *ys, last = call("all_gather_matmul", comm, x, weights, biases, m=m, split=split, second="x_full" if ctx.kept else None)
+        *ys, last = call("all_gather_matmul", comm, x, weights, added, m=m, split=split, second="x_full" if ctx.kept else None)
         ys, saved = (ys, last) if ctx.kept else ([*ys, last], x)
         ctx.save_for_backward(saved if needs_weight else None, *(weights if needs_x else ()))
         return tuple(ys)
@@ -101,7 +102,7 @@ def _column_parallel(ctx, x, weight, dy, n, needs_x, needs_weight, padding=0):
     dx = None
     if needs_x:
         part, weight = (F.pad(dy, (0, padding)), F.pad(weight, (0, 0, 0, padding))) if padding else (dy, weight)
-        dx = call("matmul_reduce_scatter", ctx.comm, part, [weight.t()], split=n)[0]
+        dx = call("matmul_reduce_scatter", ctx.comm, part, [weight.t()], {}, split=n)[0]
     return dx, dy.t() @ x if needs_weight else None
 
 
@@ -124,7 +125,7 @@ class MatmulReduceScatter(torch.autograd.Function):
         dx = full = None
         if needs_x:
             split, second = ctx.k and [ctx.k], "x_full" if gathered else None
-            dx, *others = call("all_gather_matmul", ctx.comm, dy, [weight.t()], m=m, split=split, second=second)
+            dx, *others = call("all_gather_matmul", ctx.comm, dy, [weight.t()], {}, m=m, split=split, second=second)
             full = others[0] if gathered else None
         elif gathered:
             full = Rows(m, ctx.comm).gather(dy)()
@@ -150,8 +151,10 @@ class MatmulAllReduce(torch.autograd.Function):
 
 
 def _row_parallel(op, x, weight, bias, residual, k, partials, comm):
-    biases = None if bias is None else [bias]
-    return call(op, comm, x, [weight], biases, residual=residual, split=k and [k], partials=partials)[0]
+    added = {} if bias is None else {"bias": [bias]}
+    if residual is not None:
+        added["residual"] = residual
+    return call(op, comm, x, [weight], added, split=k and [k], partials=partials)[0]
 
 
 class CopiedInputLinear(torch.autograd.Function):
@@ -171,6 +174,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call("matmul_all_reduce", ctx.comm, _readable(rows), [weight.t()], split=[ctx.n])[0].reshape(x.shape)
+            dx = call("matmul_all_reduce", ctx.comm, _readable(rows), [weight.t()], {}, split=[ctx.n])[0].reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None, None

@@ -6,14 +6,16 @@ exist once a process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from . import _native
-from ._arguments import named, result_shapes
+from ._arguments import INPUTS, named, result_shapes
 from ._comm import Communicator
 from .errors import FluxError, OperandError
 
@@ -32,6 +34,7 @@ def _register() -> None:
 
 
 _register()
+_ARGUMENTS = [argument.name for argument in torch.ops.flux_tp.matmul_all_reduce.default._schema.arguments]
 _ops = {name: getattr(torch.ops.flux_tp, name).default for name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")}
 
 
@@ -40,39 +43,41 @@ def call(
     comm: Communicator,
     x: Tensor,
     weights: list[Tensor],
-    biases: list[Tensor] | None = None,
+    operands: Mapping[str, Any],
     out: list[Tensor] | None = None,
     *,
-    residual: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
+    eps: float = 0.0,
     m: int | None = None,
     split: list[int] | None = None,
     second: str | None = None,
     activation: int = 0,
     partials: int = 0,
 ) -> list[Tensor]:
-    """Makes a call without gradients: its results, in the order of ``out``."""
+    """Makes a call without gradients: its results, in the order of ``out``. ``operands``: the others by name, as of ``INPUTS``."""
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape) for shape in shapes] if out is None else out
-    count, (gain, eps) = len(weights), norm or (None, 0.0)
+    count, further = len(weights), [operands.get(name) for name in INPUTS]
     # In inference frozen parameters are there before a step. Others may come from the kernel ahead.
     constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
     other = out[count] if second else None
     try:
-        _ops[op](x, weights, biases, residual, gain, eps, activation, m, split, partials, constant, comm.id, out[:count], other)
+        _ops[op](x, weights, *further, eps, activation, m, split, partials, constant, comm.id, out[:count], other)
     except RuntimeError as error:
         # torch's exception has the message alone.
         raise error if isinstance(error, FluxError) else _native.take_error(str(error)) or error from None
     return out
 
 
-def _fake(x, weight, bias, residual, gain, eps, activation, m, split, partials, constant_weights, comm, out, second):
+def _fake(*given, **by_name):
     # Also the kernel of the meta device, which torch calls if one operand is there.
-    lists = {"weight": weight, "bias": bias or (), "out": out}
-    of_weights = {named(name, index, len(weight)): tensor for name, of in lists.items() for index, tensor in enumerate(of)}
-    for name, tensor in {**of_weights, "residual": residual, "gain": gain, "x_full" if gain is None else "y_norm": second}.items():
-        if tensor is not None and tensor.device != x.device:
-            raise OperandError(f"{name} is on {tensor.device}, and x on {x.device}: move it there")
+    arguments = {**dict(zip(_ARGUMENTS, given)), **by_name}
+    x, count = arguments["x"], len(arguments["weight"])
+    second = "x_full" if arguments["gain"] is None else "y_norm"
+    for name, operand in arguments.items():
+        for index, tensor in enumerate(operand if isinstance(operand, (list, tuple)) else [operand]):
+            if isinstance(tensor, Tensor) and tensor.device != x.device:
+                called = named(name, index, count) if isinstance(operand, (list, tuple)) else second if name == "second" else name
+                raise OperandError(f"{called} is on {tensor.device}, and x on {x.device}: move it there")
 
 
 for _name in _ops:

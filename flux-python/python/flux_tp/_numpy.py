@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from . import _native
-from ._arguments import named, result_shapes
+from ._arguments import INPUTS, named, result_shapes
 from ._comm import Communicator
 from .errors import OperandError
 
@@ -39,11 +39,10 @@ def run(
     comm: Communicator,
     x: np.ndarray,
     weights: list[np.ndarray],
-    biases: list[np.ndarray] | None,
+    operands: Mapping[str, Any],
     out: list[np.ndarray] | None,
     *,
-    residual: np.ndarray | None,
-    norm: tuple[np.ndarray, float] | None,
+    eps: float | None,
     m: int | None,
     split: list[int] | None,
     second: str | None,
@@ -54,21 +53,23 @@ def run(
     """Makes a call: its results in the order of ``out``. ``keep`` is for gradients, which arrays have not."""
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [np.empty(shape, x.dtype) for shape in shapes] if out is None else out
-    count, (gain, eps) = len(weights), norm or (None, None)
-    lists, described = {"weight": weights, "bias": biases or [None] * count, "out": out}, _describe("x", x)
+    count = len(weights)
+    pairs = {"weight": weights, "out": out}
     of_weights = [
-        (*(_describe(named(name, index, count), of[index]) for name, of in lists.items()), split and split[index]) for index in range(count)
+        (*(_describe(named(name, index, count), of[index]) for name, of in pairs.items()), split and split[index]) for index in range(count)
     ]
-    others = {"residual": residual, "gain": gain, second: out[count] if second else None}
-    operands = described, of_weights, *(_describe(name, array) for name, array in others.items())
-    _native.call_host(comm.id, op, (activation, m), operands, eps, partials != 0)
+    others = {name: of if INPUTS[name].of_weight else [of] for name, of in operands.items()}
+    if second:
+        others[second] = [out[count]]
+    others = [
+        (name, [_describe(named(name, index, len(of)), array) for index, array in enumerate(of)]) for name, of in others.items()
+    ]
+    _native.call_host(comm.id, op, (activation, m), (_describe("x", x), of_weights, others), eps, partials != 0)
     return out
 
 
-def _describe(name: str, array: np.ndarray | None) -> tuple[int, str, int, int, int, tuple[int, int]] | None:
+def _describe(name: str, array: np.ndarray) -> tuple[int, str, int, int, int, tuple[int, int]]:
     """Address, dtype, dimensions, rows, columns and strides in elements."""
-    if array is None:
-        return None
     size = max(1, array.itemsize)
     if not array.dtype.isnative:
         raise OperandError(f"{name}: dtype {array.dtype.str} is not in this machine's byte order: convert it")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Literal, TypeVar, overload
 
 from . import _native
 from ._arguments import (
+    INPUTS,
     activation_number,
     as_rows,
     check_extents,
@@ -142,7 +143,7 @@ def all_gather_matmul(
             check_pair(out, "return_gathered", "(y, x_full)")
         weights, biases, columns = _one(weight, bias, n)
     options = {"activation": number, "m": m, "second": "x_full" if return_gathered else None, "keep": keep_gathered, "several": several}
-    return _run("all_gather_matmul", comm, x, weights, biases, columns, out, sequence_dim, **options)
+    return _run("all_gather_matmul", comm, x, weights, {"bias": biases}, columns, out, sequence_dim, **options)
 
 
 @overload
@@ -310,7 +311,8 @@ def prepare(
         check_extents(n=n)
         columns = [n]
     check_extents(k=k)
-    of = (dtype_name(dtype), transposed, bias, residual, number, eps, partials_number(partials) != 0)
+    operands = [name for name, given in {"bias": bias, "residual": residual}.items() if given]
+    of = (dtype_name(dtype), transposed, operands, number, eps, partials_number(partials) != 0)
     _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
@@ -332,8 +334,11 @@ def _row_parallel(
         raise OperandError(f"weight is a {type(weight).__name__} of {len(weight)}: all_gather_matmul alone takes several weights")
     if norm is not None:
         check_norm(norm, out)
-    options = {"residual": residual, "norm": norm, "partials": partials_number(partials), "second": None if norm is None else "y_norm"}
-    return _run(op, chosen(group), x, *_one(weight, bias, k), out, sequence_dim, **options)
+    gain, eps = (None, None) if norm is None else (norm[0], float(norm[1]))
+    weights, biases, split = _one(weight, bias, k)
+    options = {"eps": eps, "partials": partials_number(partials), "second": None if norm is None else "y_norm"}
+    operands = {"bias": biases, "residual": residual, "gain": gain}
+    return _run(op, chosen(group), x, weights, operands, split, out, sequence_dim, **options)
 
 
 def _one(weight: Any, bias: Any, extent: int | None) -> tuple[list[Any], list[Any] | None, list[int] | None]:
@@ -346,30 +351,35 @@ def _run(
     comm: Communicator,
     x: Any,
     weights: list[Any],
-    biases: list[Any] | None,
+    operands: Mapping[str, Any],
     split: list[int] | None,
     out: Any,
     dim: int,
     *,
     several: bool = False,
-    residual: Any = None,
-    norm: tuple[Any, float] | None = None,
+    eps: float | None = None,
     m: int | None = None,
     second: str | None = None,
     **options: Any,
 ) -> Any:
-    """Makes a call by the library of ``x``, with rows in two dimensions. ``second``: the name of the result behind those of the weights."""
+    """Makes a call by the library of ``x``, with rows in two dimensions. 
+
+    ``operands``: the others by name, a list of those that each weight has, or ``None``. ``second``: the name of the result
+    behind those of the weights.
+    """
     library = _library(x)
     take, count, is_tuple = library.taking(x, comm), len(weights), several or second is not None
     dim = sequence_dimension(x, dim, out) if dim else 0
     x = swapped(take("x", x), dim)
-    if residual is not None:
-        residual = swapped(take("residual", residual), dim)
     weights = [take(named("weight", index, count), weight) for index, weight in enumerate(weights)]
-    if biases is not None:
-        biases = [take(named("bias", index, count), bias) for index, bias in enumerate(biases)]
-    if norm is not None:
-        norm = take("gain", norm[0]), float(norm[1])
+    given = {}
+    for name, of in operands.items():
+        if of is None:
+            continue
+        if INPUTS[name].of_weight:
+            given[name] = [take(named(name, index, count), operand) for index, operand in enumerate(of)]
+        else:
+            given[name] = swapped(take(name, of), dim if INPUTS[name].of_result else 0)
     outs = None
     if out is not None:
         outs = list(out) if is_tuple else [out]
@@ -378,13 +388,14 @@ def _run(
     lead = x.shape[:-1]
     if len(lead) > 1:
         leads = results_lead(op, lead, m, comm)
-        x, residual = x.reshape(prod(lead), x.shape[-1]), as_rows(residual, lead)
+        x = x.reshape(prod(lead), x.shape[-1])
+        given |= {name: as_rows(name, of, lead) for name, of in given.items() if INPUTS[name].of_result}
     # What the shapes of results are taken from.
     for index, operand in enumerate((x, *weights)):
         if operand.ndim != 2:
             name = named("weight", index - 1, count) if index else "x"
             raise OperandError(f"{name} has {operand.ndim} dimensions, and 2 are needed")
-    results = library.run(op, comm, x, weights, biases, outs, residual=residual, norm=norm, m=m, split=split, second=second, **options)
+    results = library.run(op, comm, x, weights, given, outs, eps=eps, m=m, split=split, second=second, **options)
     if out is not None:
         return out
     if len(lead) > 1:

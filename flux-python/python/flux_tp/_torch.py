@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ._arguments import ACTIVATIONS, check_gates
+from ._arguments import ACTIVATIONS, INPUTS, check_gates
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
@@ -97,16 +97,19 @@ def copied_input_linear(x: Any, weight: Tensor, bias: Tensor | None, n: int, com
     return CopiedInputLinear.apply(operands["x"], operands["weight"], operands.get("bias"), n, comm)
 
 
+# Operands that the functions of _autograd take.
+_WITH_GRADIENTS = ("bias", "residual")
+
+
 def run(
     op: str,
     comm: Communicator,
     x: Tensor,
     weights: list[Tensor],
-    biases: list[Tensor] | None,
+    operands: Mapping[str, Any],
     out: list[Tensor] | None,
     *,
-    residual: Tensor | None,
-    norm: tuple[Tensor, float] | None,
+    eps: float | None,
     m: int | None,
     split: list[int] | None,
     second: str | None,
@@ -115,19 +118,23 @@ def run(
     keep: bool = False,
 ) -> list[Tensor]:
     """Makes a call: its results in the order of ``out``, with gradients where an operand needs one."""
-    operands = (x, *weights, *(biases or ()), residual, norm and norm[0])
-    if not (torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)):
+    others = [tensor for name, of in operands.items() for tensor in (of if INPUTS[name].of_weight else [of])]
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights, *others))):
         if out is not None and not torch.compiler.is_compiling():
             # A backward pass that needs the old values then refuses.
             increment_version(out)
-        options = {"residual": residual, "norm": norm, "m": m, "split": split, "second": second, "activation": activation}
-        return call(op, comm, x, weights, biases, out, partials=partials, **options)
-    for name, given in (("out=", out), ("norm=", norm), ("return_gathered=", second)):
-        if given is not None:
-            raise OperandError(f"{name} takes no part in autograd: leave it out, or call the op under torch.no_grad()")
+        options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation}
+        return call(op, comm, x, weights, operands, out, partials=partials, **options)
+    given = {"out": out is not None, "norm": eps is not None, "return_gathered": second is not None}
+    given |= {name: True for name in operands if name not in (*_WITH_GRADIENTS, "gain")}
+    for name, is_given in given.items():
+        if is_given:
+            raise OperandError(f"{name}= takes no part in autograd: leave it out, or call the op under torch.no_grad()")
     if op != "all_gather_matmul":
+        biases, residual = operands.get("bias"), operands.get("residual")
         function = MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce
         return [function.apply(x, weights[0], biases and biases[0], residual, split and split[0], partials, comm)]
+    biases = operands.get("bias")
     # The derivative of an activation needs its input, which the fused op does not keep.
     function = FUNCTIONS[activation]
     if isinstance(function, _Gated) and split is not None and split[0] % (16 * comm.world_size):

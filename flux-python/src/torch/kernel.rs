@@ -5,10 +5,12 @@
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
-use crate::operand::{Dims, Library, Weight, activation, names, operand, weight};
-use crate::ops::{Call, Kind, Norm, WeightOperands, epsilon};
+use crate::operand::{Dims, Library, Weight, activation, further_inputs, name, operand, weight};
+use crate::ops::{Call, CallWeight, Kind, epsilon};
 use flux_ops::binding::Class;
-use flux_ops::{DType, Epsilon, Location, MAX_WEIGHTS, Partials, RawTensor};
+use flux_ops::{
+    DType, ElementType, Epsilon, Location, MAX_WEIGHTS, Operand, Operands, Partials, RawTensor,
+};
 use flux_transport::Stream;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -56,9 +58,8 @@ pub(super) extern "C-unwind" fn kernel<const KIND: u8>(
 struct Arguments {
     x: Tensor,
     weights: Vec<Tensor>,
-    biases: Option<Vec<Tensor>>,
-    residual: Option<Tensor>,
-    gain: Option<Tensor>,
+    /// One of the call, or one of each weight.
+    further: Vec<(Operand, Vec<Tensor>)>,
     eps: Epsilon,
     activation: u64,
     m: i64,
@@ -94,12 +95,18 @@ impl Arguments {
             let of = list(argument)?;
             Ok::<Vec<_>, Error>(of.into_iter().map(u64::cast_signed).collect())
         };
+        let (x, weights) = (tensor(next()), tensors(next())?);
+        let mut further = Vec::new();
+        for operand in further_inputs() {
+            let Some(given) = optional(next()) else { continue };
+            let of_weight = operand.is_of_weight();
+            let list = if of_weight { tensors(given)? } else { vec![tensor(given)] };
+            further.push((operand, list));
+        }
         Ok(Self {
-            x: tensor(next()),
-            weights: tensors(next())?,
-            biases: optional(next()).map(tensors).transpose()?,
-            residual: optional(next()).map(tensor),
-            gain: optional(next()).map(tensor),
+            x,
+            weights,
+            further,
             eps: epsilon(f64::from_bits(next())),
             activation: next(),
             m: next().cast_signed(),
@@ -114,12 +121,10 @@ impl Arguments {
 
     fn call(&self, shim: &'static Shim, kind: Kind) -> Result<(), Error> {
         let count = self.weights.len();
-        let others = [
-            Some(self.out.len()),
-            self.biases.as_ref().map(Vec::len),
-            self.split.as_ref().map(Vec::len),
-        ];
-        if !(1..=MAX_WEIGHTS).contains(&count) || others.into_iter().flatten().any(|n| n != count) {
+        let of_weights = self.further.iter().filter(|(operand, _)| operand.is_of_weight());
+        let others = [Some(self.out.len()), self.split.as_ref().map(Vec::len)];
+        let mut others = others.into_iter().flatten().chain(of_weights.map(|(_, of)| of.len()));
+        if !(1..=MAX_WEIGHTS).contains(&count) || others.any(|n| n != count) {
             return Err(Error::operand(format!(
                 "there are {count} weights: give 1 to {MAX_WEIGHTS}, and as many of bias, split \
                  and out"
@@ -128,42 +133,39 @@ impl Arguments {
         let member = named(self.comm)?;
         let member = here(&*member)?;
         let place = Place { shim, member };
-        let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
-        let optional =
-            |name, tensor: Option<&Tensor>| tensor.map(|tensor| operand(name, tensor)).transpose();
+        let operand = |kind: Operand, index, tensor: &Tensor| {
+            place.operand(kind, name(kind, index, count), &tensor.meta()?)
+        };
         let x = self.x.meta()?;
-        let x_operand = place.operand("x", &x)?;
-        let of_weight = |index: usize| {
-            let [weight, bias, out] = names(index, count);
+        let mut operands = Operands::new(place.operand(Operand::X, "x", &x)?);
+        let mut weights = Vec::new();
+        for (index, tensor) in self.weights.iter().enumerate() {
             let split_name = if kind == Kind::AllGather { "n" } else { "k" };
-            Ok(WeightOperands {
-                weight: place.weight(weight, &self.weights[index].meta()?)?,
-                bias: optional(bias, self.biases.as_ref().map(|biases| &biases[index]))?,
-                y: operand(out, &self.out[index])?,
-                split: self.split.as_ref().map(|of| extent(split_name, of[index])).transpose()?,
-            })
-        };
-        let weights = (0..count).map(of_weight).collect::<Result<Vec<_>, Error>>()?;
-        let second = self.second.as_ref();
-        let norm = match (&self.gain, second) {
-            (Some(gain), Some(rows)) => Some(Norm {
-                gain: operand("gain", gain)?,
-                eps: self.eps,
-                rows: operand("y_norm", rows)?,
-            }),
-            _ => None,
-        };
+            let weight = place.weight(name(Operand::W, index, count), &tensor.meta()?)?;
+            operands.add_weight(weight.stored, operand(Operand::Y, index, &self.out[index])?);
+            let split = self.split.as_ref().map(|of| extent(split_name, of[index])).transpose()?;
+            weights.push(CallWeight { weight, split });
+        }
+        for (kind, list) in &self.further {
+            for (index, tensor) in list.iter().enumerate() {
+                operands.set(*kind, index, operand(*kind, index, tensor)?);
+            }
+        }
+        let has_norm = operands.get(Operand::Gain, 0).is_some();
+        if let Some(second) = &self.second {
+            let kind = if has_norm { Operand::YNorm } else { Operand::XFull };
+            operands.set(kind, 0, operand(kind, 0, second)?);
+        }
+        operands.constant_weights = self.constant_weights;
         let call = Call {
             kind,
             activation: activation(self.activation)?,
             m: extent("m", self.m)?,
-            x: x_operand,
+            operands,
+            dtype: place.dtype("x", &x)?,
             weights: &weights,
-            residual: optional("residual", self.residual.as_ref())?,
-            norm,
+            eps: has_norm.then_some(self.eps),
             partials: self.partials,
-            constant_weights: self.constant_weights,
-            gathered: optional("x_full", second.filter(|_| norm.is_none()))?,
             stream: place.stream(&x)?,
         };
         // SAFETY: torch keeps the operands until the call has ended on the stream; results are the
@@ -185,9 +187,9 @@ struct Place<'m> {
 }
 
 impl Place<'_> {
-    fn operand(&self, name: &'static str, meta: &Meta) -> Result<RawTensor, Error> {
+    fn operand(&self, kind: Operand, name: &'static str, meta: &Meta) -> Result<RawTensor, Error> {
         let (dtype, location, dims) = self.described(name, meta)?;
-        operand(name, meta.address, dtype, location, &dims)
+        operand(kind, name, meta.address, dtype, location, &dims)
     }
 
     fn weight(&self, name: &'static str, meta: &Meta) -> Result<Weight, Error> {
@@ -204,17 +206,21 @@ impl Place<'_> {
         })
     }
 
-    fn described(&self, name: &str, meta: &Meta) -> Result<(DType, Location, Dims), Error> {
+    fn dtype(&self, name: &str, meta: &Meta) -> Result<DType, Error> {
         let types = self.shim.types;
-        let dtype = match meta.dtype {
-            dtype if dtype == types.bf16 => DType::Bf16,
-            dtype if dtype == types.f16 => DType::F16,
-            _ => {
-                return Err(Error::operand(format!(
-                    "{name}: its dtype is neither torch.bfloat16 nor torch.float16: convert it"
-                )));
-            }
-        };
+        match meta.dtype {
+            dtype if dtype == types.bf16 => Ok(DType::Bf16),
+            dtype if dtype == types.f16 => Ok(DType::F16),
+            _ => Err(Error::operand(format!(
+                "{name}: its dtype is neither torch.bfloat16 nor torch.float16: convert it"
+            ))),
+        }
+    }
+
+    fn described(&self, name: &str, meta: &Meta) -> Result<(ElementType, Location, Dims), Error> {
+        let types = self.shim.types;
+        let dtype =
+            if meta.dtype == types.f32 { ElementType::F32 } else { self.dtype(name, meta)?.into() };
         let location = match meta.device {
             (kind, _) if kind == types.cpu => Location::Host,
             (kind, index) if kind == types.cuda => {

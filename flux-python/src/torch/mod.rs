@@ -7,46 +7,40 @@ mod kernel;
 mod shim;
 
 use crate::error::Error;
+use crate::operand::further_inputs;
 use crate::ops::Kind;
 use kernel::kernel;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 const NAMESPACE: &CStr = c"flux_tp";
 
-/// Name, schema and kernel of an op.
-///
-/// `weight`, `bias`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and
-/// `k` of the others, of all ranks together. `activation` is a number, `partials` 1 for fp32, else
-/// 0, `constant_weights` as [`Operands`](flux_ops::Operands) has it, and `comm` the number of the
-/// communicator. With a gain `second` are the normalised rows, else
-/// the gathered ones.
-macro_rules! op {
-    ($name:literal, $kind:ident) => {
-        (
-            c_str(concat!($name, "\0")),
-            c_str(concat!(
-                $name,
-                "(Tensor x, Tensor[] weight, Tensor[]? bias, Tensor? residual, Tensor? gain, float \
-                 eps, int activation, SymInt m, SymInt[]? split, int partials, bool \
-                 constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()\0"
-            )),
-            kernel::<{ Kind::$kind as u8 }>,
-        )
-    };
-}
-
-const OPS: [(&CStr, &CStr, shim::Boxed); 3] = [
-    op!("all_gather_matmul", AllGather),
-    op!("matmul_reduce_scatter", ReduceScatter),
-    op!("matmul_all_reduce", AllReduce),
+/// Name and kernel of each op.
+const OPS: [(&CStr, shim::Boxed); 3] = [
+    (c"all_gather_matmul", kernel::<{ Kind::AllGather as u8 }>),
+    (c"matmul_reduce_scatter", kernel::<{ Kind::ReduceScatter as u8 }>),
+    (c"matmul_all_reduce", kernel::<{ Kind::AllReduce as u8 }>),
 ];
 
-const fn c_str(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(text) => text,
-        Err(_) => panic!("the text ends with its only zero"),
-    }
+/// The schema of an op.
+///
+/// `weight`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and `k` of
+/// the others, of all ranks together. The other operands follow the weights. `activation` is a
+/// number, `partials` 1 for fp32, else 0, `constant_weights` as [`Operands`](flux_ops::Operands) has
+/// it, and `comm` the number of the communicator. With a gain `second` are the normalised rows, else
+/// the gathered ones.
+fn schema(name: &CStr) -> CString {
+    let further = further_inputs().map(|operand| {
+        let list = if operand.is_of_weight() { "[]" } else { "" };
+        format!("Tensor{list}? {}, ", operand.name(0))
+    });
+    let text = format!(
+        "{}(Tensor x, Tensor[] weight, {}float eps, int activation, SymInt m, SymInt[]? split, int \
+         partials, bool constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()",
+        name.to_string_lossy(),
+        further.collect::<String>()
+    );
+    CString::new(text).unwrap_or_default()
 }
 
 /// Registers the ops with the torch that has loaded these libraries. A second call returns the
@@ -58,10 +52,9 @@ pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
 
 fn register_once(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
     let shim = shim::load(cpu, cuda)?;
-    shim.declare(NAMESPACE, OPS.map(|(_, schema, _)| schema))?;
-    [c"CPU", c"CUDA"]
-        .into_iter()
-        .try_for_each(|key| shim.implement(NAMESPACE, key, OPS.map(|(name, _, run)| (name, run))))
+    let schemas = OPS.map(|(name, _)| schema(name));
+    shim.declare(NAMESPACE, schemas.iter().map(CString::as_c_str))?;
+    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS))
 }
 
 pub(crate) use kernel::take_error;

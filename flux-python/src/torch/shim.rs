@@ -80,6 +80,7 @@ shim! {
 pub(super) struct Types {
     pub(super) bf16: i32,
     pub(super) f16: i32,
+    pub(super) f32: i32,
     pub(super) cpu: i32,
     pub(super) cuda: i32,
 }
@@ -99,6 +100,7 @@ impl Types {
         Ok(Self {
             bf16: number(c"aoti_torch_dtype_bfloat16")?,
             f16: number(c"aoti_torch_dtype_float16")?,
+            f32: number(c"aoti_torch_dtype_float32")?,
             cpu: number(c"aoti_torch_device_type_cpu")?,
             cuda: number(c"aoti_torch_device_type_cuda")?,
         })

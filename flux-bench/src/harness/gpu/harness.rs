@@ -7,6 +7,7 @@ use crate::harness::{MadeBy, Operands, Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Rank};
 use flux_cuda::{CudaDevice, DeviceBlock, Event};
+use flux_kernels::Operand;
 use flux_kernels::harness::{self, Expected, Harness, Seeds, UnfusedEpilogue};
 use flux_transport::internal::nccl::{Comm, ElementType};
 use flux_transport::{CollectiveKind, Stream};
@@ -159,8 +160,12 @@ impl Gpu {
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill,
-            bias: operands.epilogue.bias.then_some(operands.seed_bias),
-            residual: operands.epilogue.residual.then_some(operands.seed_residual),
+            bias: operands.epilogue.operands.has(Operand::Bias).then_some(operands.seed_bias),
+            residual: operands
+                .epilogue
+                .operands
+                .has(Operand::Residual)
+                .then_some(operands.seed_residual),
             activation: operands.epilogue.activation,
             gates: operands.epilogue.gates,
             flattened,

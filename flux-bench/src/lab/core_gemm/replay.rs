@@ -6,16 +6,16 @@ use super::mock_peers::{self, Words};
 use crate::harness::gpu::Gpu;
 use anyhow::ensure;
 use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
-use flux_core::problem::{Shape, WeightList};
+use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
 use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
-use flux_kernels::Activation;
 use flux_kernels::cuda::{
-    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, WeightArgs, launch,
+    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, ResultRows, launch,
 };
+use flux_kernels::{Activation, Operand, OperandList};
 use flux_ops::internal::launch_of;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
@@ -151,16 +151,20 @@ impl Replay {
             );
             Ok(Matrix { address: block.address(), row_bytes })
         };
+        let shapes = [
+            (Operand::X, &set.x, problem.x_shape(program.rank), operand),
+            (Operand::W, &set.w, problem.w_shape(program.rank), operand),
+            (Operand::Y, &set.y, problem.y_shape(program.rank), output),
+        ];
+        let mut operands = OperandList::new();
+        for (operand, block, shape, dtype) in shapes {
+            operands.set(operand, 0, matrix(block, shape, dtype)?);
+        }
         let args = LaunchArgs {
             gates: None,
             activation: Activation::None,
-            x: matrix(&set.x, problem.x_shape(program.rank), operand)?,
-            weights: WeightList::one(WeightArgs {
-                w: matrix(&set.w, problem.w_shape(program.rank), operand)?,
-                y: matrix(&set.y, problem.y_shape(program.rank), output)?,
-                bias: 0,
-            }),
-            residual: None,
+            operands,
+            result_rows: ResultRows { first: 0, count: 0 },
             data: &self.data,
             pads: &self.pads,
             scatter_buffer: self.data[program.rank.index()],

@@ -214,7 +214,6 @@ impl HostReplay {
                 weights: WeightList::one(CpuWeight {
                     w: rows(w, problem.w_shape(rank).cols),
                     y: RowsMut { elements: &mut y, stride: ys.cols as usize },
-                    bias: None,
                 }),
                 layout: WeightLayout::Nk,
                 epilogue: Epilogue::default(),

@@ -4,7 +4,7 @@ use crate::harness::EpilogueSpec;
 use crate::harness::epilogue::{suffix, with_bias};
 use crate::shapes::{self, Layer};
 use flux_core::{DType, OpKind, Partials, Problem, ProblemError, WorldSize};
-use flux_ops::Activation;
+use flux_ops::{Activation, Operand, OperandSet};
 
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
@@ -49,6 +49,7 @@ pub(crate) fn matrix(
             Ok::<_, ProblemError>(())
         };
     let plain = (EpilogueSpec::default(), Partials::Output);
+    let operands = OperandSet::EMPTY.with(Operand::Bias, true);
     for &op in ops {
         // Which of n and k is split over the ranks.
         let extents = |split: usize, whole: usize| {
@@ -107,7 +108,7 @@ pub(crate) fn matrix(
             Problem::new(OpKind::AllGatherGemm, 129 * ranks, 504 * ranks, 200, DType::Bf16, world)?
                 .with_weights(&columns)?;
         for epilogue in
-            [plain.0, EpilogueSpec { bias: true, activation: Activation::Silu, ..plain.0 }]
+            [plain.0, EpilogueSpec { operands, activation: Activation::Silu, ..plain.0 }]
         {
             cases.push(SoakCase {
                 name: format!("several{} {problem}", suffix(epilogue)),

@@ -230,7 +230,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
     let raw = RawTensor {
         address: node.address(&bias),
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location: elsewhere,
         layout: whole,
         available: ly.cols,
@@ -249,7 +249,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     );
     // The element type and the alignment are the view's to refuse.
     assert!(
-        other(RawTensor { dtype: DType::F16, ..raw }).is_err()
+        other(RawTensor { dtype: DType::F16.into(), ..raw }).is_err()
             && other(RawTensor { address: raw.address + 2, ..raw }).is_err()
     );
 

@@ -211,8 +211,13 @@ fn make_every_bad_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
         (node.view(&x, lx), node.view(&w, lw), node.view(&x, lx).location());
     let y_address = node.address(&y);
     let mut refused = |address, location, layout: Layout| {
-        let raw =
-            RawTensor { address, dtype: DType::Bf16, location, layout, available: layout.span() };
+        let raw = RawTensor {
+            address,
+            dtype: DType::Bf16.into(),
+            location,
+            layout,
+            available: layout.span(),
+        };
         // SAFETY: what is refused accesses nothing; the memory outlives the calls.
         let mut to = unsafe { TensorMut::<bf16>::from_raw(raw) }.unwrap();
         let mut y = node.view_mut(&mut y, ly);

@@ -315,7 +315,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
     let raw = |address, location, layout: Layout| RawTensor {
         address,
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location,
         layout,
         available: layout.span(),

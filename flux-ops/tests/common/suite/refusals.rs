@@ -90,7 +90,7 @@ fn make_every_misplaced_call(op: &FusedLinear, case: &Case<bf16>, node: &Node) {
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
     let raw = |layout: Layout, at: usize| RawTensor {
         address: start + 2 * at as u64,
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location: here,
         layout,
         available: layout.span(),

@@ -271,7 +271,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
     let raw = RawTensor {
         address: node.address(&rows),
-        dtype: DType::Bf16,
+        dtype: DType::Bf16.into(),
         location: elsewhere,
         layout: ly,
         available: ly.span(),

@@ -95,7 +95,7 @@ class RowParallel:
         x = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1])
         # On every rank, where vLLM has it on the first: the op adds it once.
         bias = None if self.skip_bias_add else self.bias
-        y = call("matmul_all_reduce", self.flux_comm, x, [self.weight], None if bias is None else [bias])[0]
+        y = call("matmul_all_reduce", self.flux_comm, x, [self.weight], {} if bias is None else {"bias": [bias]})[0]
         if input_.dim() != 2:
             y = y.reshape(*input_.shape[:-1], y.shape[-1])
         if not self.return_bias:

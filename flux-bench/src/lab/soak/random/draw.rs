@@ -12,6 +12,7 @@ use flux_core::tile::Generation;
 use flux_core::{
     DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
 };
+use flux_ops::Operand;
 use std::fmt;
 
 /// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
@@ -101,7 +102,9 @@ impl RandomCase {
         let calls = 4 + u64::from(draw.below(13));
         let epilogues: Vec<EpilogueSpec> =
             std::iter::once(EpilogueSpec::default()).chain(with_bias(op)).collect();
-        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) };
+        let (has_bias, epilogue) = (draw.below(2) > 0, draw.of(&epilogues));
+        let operands = epilogue.operands.with(Operand::Bias, has_bias);
+        let epilogue = EpilogueSpec { operands, ..epilogue };
         let epilogue = for_columns_of(epilogue, &problem, plan.as_ref());
         // Across nodes a sum has no such order.
         let has_order = legal != Legal::Mixed || op.gathers();

@@ -9,7 +9,7 @@ use flux_core::program::{Channels, TileProgram};
 use flux_core::tile::Generation;
 use flux_core::{Nodes, OpKind, Partials, Rank, WorldSize};
 use flux_kernels::{KernelTarget, Variant};
-use flux_ops::Activation;
+use flux_ops::{Activation, Operand, OperandSet};
 
 const GENERATION: Generation = Generation::Hopper;
 const PROCESSORS: [Processor; 3] = [
@@ -124,21 +124,28 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
             .any(|case| case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential))
     );
     assert!(
-        has(|c| c.epilogue.bias && c.problem.op().reduces())
+        has(|c| c.epilogue.operands.has(Operand::Bias) && c.problem.op().reduces())
             && has(|c| c.epilogue == EpilogueSpec::default())
     );
     for op in [OpKind::GemmReduceScatter, OpKind::GemmAllReduce] {
         assert!([false, true].into_iter().all(|bias| {
-            of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias)
+            of_gpu().any(|c| {
+                c.problem.op() == op
+                    && c.epilogue.operands.has(Operand::Residual)
+                    && c.epilogue.operands.has(Operand::Bias) == bias
+            })
         }));
         assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.rms_norm.is_some()));
     }
     for activation in Activation::ALL {
         for bias in [false, true] {
             assert!(
-                of_gpu()
-                    .any(|c| c.epilogue
-                        == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }),
+                of_gpu().any(|c| c.epilogue
+                    == EpilogueSpec {
+                        operands: OperandSet::EMPTY.with(Operand::Bias, bias),
+                        activation,
+                        ..EpilogueSpec::default()
+                    }),
                 "{activation} {bias}"
             );
         }
@@ -149,7 +156,8 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     for weights in 1..=MAX_WEIGHTS {
         for bias in [false, true] {
             assert!(
-                of_gpu().any(|c| c.problem.weight_count() == weights && c.epilogue.bias == bias),
+                of_gpu().any(|c| c.problem.weight_count() == weights
+                    && c.epilogue.operands.has(Operand::Bias) == bias),
                 "{weights} weights, {bias}"
             );
         }

@@ -1,0 +1,233 @@
+//! The operands of a call: one table of what is told of each, and lists with a value for each.
+//!
+//! Invariant: names, shapes, element types and options of operands are written here alone. Checks,
+//! errors, both executors and the faces for other languages walk the table.
+
+mod list;
+mod shapes;
+
+pub use list::{OperandList, OperandSet};
+pub use shapes::Shapes;
+
+use flux_core::problem::MAX_WEIGHTS;
+use flux_core::{ElementType, Numerics, OpKind};
+
+/// An operand of a call.
+///
+/// ```
+/// use flux_kernels::Operand;
+/// assert_eq!([0, 2].map(|weight| Operand::Bias.name(weight)), ["bias", "bias[2]"]);
+/// assert_eq!(Operand::named("bias[2]"), Some((Operand::Bias, 2)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operand {
+    /// This rank's part of `x`.
+    X,
+    /// This rank's part of a weight.
+    W,
+    /// One row, added to every row of a weight's result.
+    Bias,
+    /// Added to the result, which may be the same memory.
+    Residual,
+    /// One row of factors, of a norm.
+    Gain,
+    /// The result of a weight.
+    Y,
+    /// The normalised rows of the result.
+    YNorm,
+    /// Where all rows of `x` go.
+    XFull,
+}
+
+/// The extents of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Of the rank's `x`.
+    X,
+    /// Of the rank's part of a weight.
+    W,
+    /// One row: a value for each row of the rank's weight as `[n, k]`.
+    Columns,
+    /// Of the rank's `y`.
+    Result,
+    /// All rows of `x`.
+    Gathered,
+}
+
+/// When a call brings an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Always.
+    Always,
+    /// If the op was built with the option of the operand's name: the epilogue reads it.
+    Option,
+    /// If the op was built with a norm.
+    Norm,
+    /// If this rank wants it.
+    Wanted,
+}
+
+/// What is told of an operand.
+struct Description {
+    operand: Operand,
+    names: [&'static str; MAX_WEIGHTS],
+    /// Of the first of several weights, counted.
+    counted: &'static str,
+    of_weight: bool,
+    output: bool,
+    extent: Extent,
+    element: fn(Numerics) -> ElementType,
+    presence: Presence,
+    /// Whether ops of a kind have it.
+    is_of: fn(OpKind) -> bool,
+}
+
+const X_AND_W: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.operand);
+const OUTPUT: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.output);
+const IN: bool = false;
+const OUT: bool = true;
+const EVERY: fn(OpKind) -> bool = |_| true;
+const REDUCES: fn(OpKind) -> bool = OpKind::reduces;
+const GATHERS: fn(OpKind) -> bool = OpKind::gathers;
+
+/// A row of the table: `once` a call, or `each` weight.
+macro_rules! row {
+    ($operand:ident once $name:literal $($rest:ident)+) => {
+        row!($operand, [$name; MAX_WEIGHTS], $name, false, $($rest)+)
+    };
+    ($operand:ident each $name:literal $($rest:ident)+) => {
+        row!(
+            $operand,
+            [$name, concat!($name, "[1]"), concat!($name, "[2]"), concat!($name, "[3]")],
+            concat!($name, "[0]"),
+            true,
+            $($rest)+
+        )
+    };
+    ($operand:ident, $names:expr, $counted:expr, $of_weight:expr,
+        $side:ident $extent:ident $element:ident $presence:ident $is_of:ident) => {
+        Description {
+            operand: Operand::$operand,
+            names: $names,
+            counted: $counted,
+            of_weight: $of_weight,
+            output: $side,
+            extent: Extent::$extent,
+            element: $element,
+            presence: Presence::$presence,
+            is_of: $is_of,
+        }
+    };
+}
+
+/// The operands in the order of the enum: inputs before outputs.
+#[rustfmt::skip]
+const TABLE: [Description; 8] = [
+    row!(X        once "x"        IN  X        X_AND_W Always EVERY),
+    row!(W        each "w"        IN  W        X_AND_W Always EVERY),
+    row!(Bias     each "bias"     IN  Columns  OUTPUT  Option EVERY),
+    row!(Residual once "residual" IN  Result   OUTPUT  Option REDUCES),
+    row!(Gain     once "gain"     IN  Columns  OUTPUT  Norm   REDUCES),
+    row!(Y        each "y"        OUT Result   OUTPUT  Always EVERY),
+    row!(YNorm    once "y_norm"   OUT Result   OUTPUT  Norm   REDUCES),
+    row!(XFull    once "x_full"   OUT Gathered X_AND_W Wanted GATHERS),
+];
+
+impl Operand {
+    /// Every one, inputs before outputs.
+    pub const ALL: [Self; TABLE.len()] = {
+        let mut all = [Self::X; TABLE.len()];
+        let mut row = 0;
+        while row < all.len() {
+            all[row] = TABLE[row].operand;
+            assert!(all[row] as usize == row, "a row is at the place of its operand");
+            row += 1;
+        }
+        all
+    };
+
+    const fn described(self) -> &'static Description {
+        const ROWS: &[Description] = &TABLE;
+        &ROWS[self as usize]
+    }
+
+    /// Those of the epilogue: an op has each by the option of its name.
+    pub fn optional() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|operand| operand.presence() == Presence::Option)
+    }
+
+    /// Its name, of a further weight with the number.
+    ///
+    /// # Panics
+    /// If `weight` is not below [`MAX_WEIGHTS`].
+    pub const fn name(self, weight: usize) -> &'static str {
+        self.described().names[weight]
+    }
+
+    /// Its name with the weight's number, from 0 on; of a call that of the operand.
+    ///
+    /// # Panics
+    /// If `weight` is not below [`MAX_WEIGHTS`].
+    pub const fn counted_name(self, weight: usize) -> &'static str {
+        if weight == 0 { self.described().counted } else { self.name(weight) }
+    }
+
+    /// The operand with this name, and its weight.
+    pub fn named(name: &str) -> Option<(Self, usize)> {
+        let weight = |row: &Description| row.names.iter().position(|known| *known == name);
+        TABLE.iter().find_map(|row| Some((row.operand, weight(row)?)))
+    }
+
+    /// Whether each weight has its own.
+    pub const fn is_of_weight(self) -> bool {
+        self.described().of_weight
+    }
+
+    /// Whether the call writes it.
+    pub const fn is_output(self) -> bool {
+        self.described().output
+    }
+
+    /// Its extents.
+    pub const fn extent(self) -> Extent {
+        self.described().extent
+    }
+
+    /// Its element type.
+    pub fn element(self, numerics: Numerics) -> ElementType {
+        (self.described().element)(numerics)
+    }
+
+    /// When a call brings it.
+    pub const fn presence(self) -> Presence {
+        self.described().presence
+    }
+
+    /// Whether ops of this kind have it.
+    pub fn is_of(self, op: OpKind) -> bool {
+        (self.described().is_of)(op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_of_one_operand_and_weight() {
+        for operand in Operand::ALL {
+            let weights = if operand.is_of_weight() { MAX_WEIGHTS } else { 1 };
+            for weight in 0..weights {
+                assert_eq!(Operand::named(operand.name(weight)), Some((operand, weight)));
+            }
+        }
+        for name in ["", "w[0]", "w[4]", "residual[1]"] {
+            assert_eq!(Operand::named(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn inputs_come_before_outputs() {
+        assert!(Operand::ALL.is_sorted_by_key(|operand| operand.is_output()));
+    }
+}
