@@ -7,9 +7,23 @@ use flux_core::OpKind;
 use std::fmt;
 use std::str::FromStr;
 
-/// Declares the activations with their words: the enum, [`Activation::ALL`] and the text agree.
+/// The names and numbers that faces for other languages give an activation of gates.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedNames {
+    /// Of gates before ups, and its number.
+    pub concatenated: (&'static str, usize),
+    /// Of each gate before its up, and its number.
+    pub interleaved: (&'static str, usize),
+}
+
+/// Declares the activations, each with its word and its number in other languages, and those of its
+/// gates: the enum, [`Activation::ALL`], the text and all faces agree.
 macro_rules! activations {
-    ($($(#[$attribute:meta])* $name:ident = $word:literal,)*) => {
+    ($(
+        $(#[$attribute:meta])*
+        $name:ident = $word:literal $number:literal
+            $(of gates $gates:literal $concatenated:literal $interleaved:literal)?,
+    )*) => {
         /// The activation of AllGather-GEMM's result, in fp32, between bias and rounding.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         #[repr(u32)]
@@ -28,6 +42,24 @@ macro_rules! activations {
                 }
             }
 
+            /// Its number in faces for other languages, which keeps its meaning.
+            pub const fn number(self) -> usize {
+                match self {
+                    $(Self::$name => $number,)*
+                }
+            }
+
+            /// How faces for other languages name it where it is applied to gates.
+            pub const fn of_gates(self) -> Option<GatedNames> {
+                match self {
+                    $($(Self::$name => Some(GatedNames {
+                        concatenated: ($gates, $concatenated),
+                        interleaved: (concat!($gates, "_interleaved"), $interleaved),
+                    }),)?)*
+                    _ => None,
+                }
+            }
+
             /// The name in the kernels' `enum class Activation`.
             pub(crate) const fn cuda_name(self) -> &'static str {
                 match self {
@@ -41,15 +73,15 @@ macro_rules! activations {
 activations! {
     /// Nothing.
     #[default]
-    None = "none",
+    None = "none" 0,
     /// GELU in its tanh form: `0.5 v (1 + tanh(h))` with `h = sqrt(2/pi) (v + 0.044715 v^3)`
     /// (Hendrycks and Gimpel, "Gaussian error linear units", arXiv 1606.08415).
-    Gelu = "gelu",
+    Gelu = "gelu" 1 of gates "geglu" 4 7,
     /// SiLU, or swish: `v / (1 + exp(-v))` (Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units",
     /// arXiv 1702.03118).
-    Silu = "silu",
+    Silu = "silu" 2 of gates "swiglu" 5 8,
     /// `max(v, 0)`; a NaN stays one.
-    Relu = "relu",
+    Relu = "relu" 3 of gates "reglu" 6 9,
 }
 
 /// `2 sqrt(2/pi)`.

@@ -26,7 +26,7 @@ pub use aot::{Selection, compile_ahead};
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins};
 pub use device::{KernelTarget, NoKernel};
 pub use element::{Element, TensorElement};
-pub use epilogue::{Activation, NoSuchActivation};
+pub use epilogue::{Activation, GatedNames, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use operand::{Extent, Operand, OperandList, OperandSet, Presence, Shapes};
 pub use sources::Source;

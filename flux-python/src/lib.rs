@@ -24,8 +24,8 @@ mod _native {
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
     use flux_ops::{
-        DType, ElementType, EpilogueSpec, Extent, Location, MAX_WEIGHTS, Operand, Partials,
-        WeightLayout,
+        DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, Operand,
+        Partials, WeightLayout,
     };
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -296,10 +296,15 @@ mod _native {
         operand::further_inputs().map(told).collect()
     }
 
-    /// Names of the activations, by number.
+    /// The activations, by number: name, that without gates, and whether there are gates and each is
+    /// before its up.
     #[pyfunction]
-    fn activations() -> Vec<&'static str> {
-        NamedActivation::ALL.map(|activation| activation.name).to_vec()
+    fn activations() -> Vec<(&'static str, &'static str, bool, bool)> {
+        let told = |named: NamedActivation| {
+            let interleaved = named.gates == Some(GateLayout::Interleaved);
+            (named.name, named.activation.name(), named.gates.is_some(), interleaved)
+        };
+        NamedActivation::ALL.map(told).to_vec()
     }
 
     /// Most weights of one call.

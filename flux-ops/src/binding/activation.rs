@@ -1,8 +1,18 @@
 //! Activations as bindings name and number them.
 //!
-//! Invariant: a number keeps its meaning, as callers in other languages are compiled with it.
+//! Invariant: names and numbers are those of the list of activations in flux-kernels.
 
-use flux_kernels::{Activation, GateLayout};
+use flux_kernels::{Activation, GateLayout, GatedNames};
+
+/// Names of all activations.
+const COUNT: usize = {
+    let (mut count, mut at) = (0, 0);
+    while at < Activation::ALL.len() {
+        count += if Activation::ALL[at].of_gates().is_some() { 3 } else { 1 };
+        at += 1;
+    }
+    count
+};
 
 /// An activation with a name of its own, with or without gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,23 +24,23 @@ pub struct NamedActivation {
 }
 
 impl NamedActivation {
-    /// Every one, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
-        Self::plain("none", Activation::None),
-        Self::plain("gelu", Activation::Gelu),
-        Self::plain("silu", Activation::Silu),
-        Self::plain("relu", Activation::Relu),
-        Self::gated("geglu", Activation::Gelu, GateLayout::Concatenated),
-        Self::gated("swiglu", Activation::Silu, GateLayout::Concatenated),
-        Self::gated("reglu", Activation::Relu, GateLayout::Concatenated),
-        Self::gated("geglu_interleaved", Activation::Gelu, GateLayout::Interleaved),
-        Self::gated("swiglu_interleaved", Activation::Silu, GateLayout::Interleaved),
-        Self::gated("reglu_interleaved", Activation::Relu, GateLayout::Interleaved),
-    ];
-
-    const fn plain(name: &'static str, activation: Activation) -> Self {
-        Self { name, activation, gates: None }
-    }
+    /// Every one, at the place of its number.
+    pub const ALL: [Self; COUNT] = {
+        let mut all = [Self { name: "", activation: Activation::None, gates: None }; COUNT];
+        let mut at = 0;
+        while at < Activation::ALL.len() {
+            let activation = Activation::ALL[at];
+            all[activation.number()] = Self { name: activation.name(), activation, gates: None };
+            if let Some(GatedNames { concatenated, interleaved }) = activation.of_gates() {
+                all[concatenated.1] =
+                    Self::gated(concatenated.0, activation, GateLayout::Concatenated);
+                all[interleaved.1] =
+                    Self::gated(interleaved.0, activation, GateLayout::Interleaved);
+            }
+            at += 1;
+        }
+        all
+    };
 
     const fn gated(name: &'static str, activation: Activation, layout: GateLayout) -> Self {
         Self { name, activation, gates: Some(layout) }
@@ -71,6 +81,7 @@ mod tests {
             [0, 5].map(|number| NamedActivation::numbered(number).unwrap().columns(32)),
             [32, 16]
         );
-        assert_eq!(NamedActivation::numbered(10), None);
+        assert_eq!(NamedActivation::numbered(COUNT), None);
+        assert!(NamedActivation::ALL.iter().all(|named| !named.name.is_empty()), "a number twice");
     }
 }

@@ -44,9 +44,9 @@ class Input(NamedTuple):
     of_result: bool
 
 
-ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
+ACTIVATIONS = {name: number for number, (name, *_) in enumerate(_native.activations())}
 # Numbers of the activations with gates.
-GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
+GATED = frozenset(number for number, (*_, gated, _) in enumerate(_native.activations()) if gated)
 
 # Operands beside x and weights, in the order of the kernels' arguments: whether each weight has one, and whether
 # they have the shape of the result.
@@ -121,7 +121,8 @@ def check_several(name: str, given: Sequence[Any], activation: int, out: Any = N
     if not 2 <= count <= _MAX_WEIGHTS:
         raise OperandError(f"{found}: an op takes 2 to {_MAX_WEIGHTS} weights, or one that is in no list; give more in several calls")
     if activation in GATED:
-        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give none, gelu, silu or relu")
+        others = [name for name, number in ACTIVATIONS.items() if number not in GATED]
+        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give {', '.join(others)}")
     results = count + gathered
     if out is not None and not (isinstance(out, tuple) and len(out) == results):
         found = f"has {len(out)} elements" if isinstance(out, tuple) else f"is a {type(out).__name__}"

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from ._arguments import ACTIVATIONS, INPUTS, check_gates
+from . import _native
+from ._arguments import INPUTS, check_gates
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
@@ -37,11 +38,10 @@ class _Gated:
         return self.activate(gate) * up
 
 
-_GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu"}
 # By number, of the product.
-FUNCTIONS = {ACTIVATIONS[name]: function for name, function in _PLAIN.items()}
-FUNCTIONS |= {ACTIVATIONS[name]: _Gated(_PLAIN[of], False) for name, of in _GATED.items()}
-FUNCTIONS |= {ACTIVATIONS[f"{name}_interleaved"]: _Gated(_PLAIN[of], True) for name, of in _GATED.items()}
+FUNCTIONS = [
+    _Gated(_PLAIN[plain], interleaved) if gated else _PLAIN[plain] for _, plain, gated, interleaved in _native.activations()
+]
 
 
 def taking(x: Tensor, comm: Communicator) -> Callable[[str, Any], Tensor]:
