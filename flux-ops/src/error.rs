@@ -494,7 +494,9 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
             "give this rank's part of the weight, as op.weight_columns(weight, rank) says"
                 .to_owned()
         }
-        Some((Extent::Columns, _)) => format!("give one row of {} values", expected.cols),
+        Some((extent, _)) if extent.is_vector() => {
+            format!("give one row of {} values", expected.cols)
+        }
         _ if found.rows != expected.rows as usize => {
             "all operands have the rows of one m".to_owned()
         }

@@ -6,7 +6,7 @@
 use crate::error::Error;
 use flux_ops::binding::NamedActivation;
 use flux_ops::{
-    ElementType, Extent, Layout, Location, MAX_WEIGHTS, Operand, Presence, RawTensor, WeightLayout,
+    ElementType, Layout, Location, MAX_WEIGHTS, Operand, Presence, RawTensor, WeightLayout,
 };
 
 /// The library of a caller's tensors, whose words errors use.
@@ -58,8 +58,7 @@ pub(crate) fn operand(
     dims: &Dims,
 ) -> Result<RawTensor, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride], library } = *dims;
-    let is_vector = kind.extent() == Extent::Columns;
-    let wanted = if is_vector { 1 } else { 2 };
+    let wanted = if kind.extent().is_vector() { 1 } else { 2 };
     if dim != wanted {
         return Err(Error::operand(format!(
             "{name} has {dim} dimensions, and {wanted} are needed"

@@ -99,7 +99,7 @@ def several_weights(comm):
     assert [y.shape[1:] for y in lead] == [(2, 16), (2, 8), (2, 32)] and torch.equal(lead[1].reshape(-1, 8), outs[1])
     raises(bad, lambda: call(x, [w[0], w[1].to(BF16)]), "weight[1]", "bf16")
     raises(bad, lambda: call(x, [w[0].to(BF16), w[1]]), "weight[0]", "bf16")
-    raises(bad, lambda: call(x, [w[0], w[1].float()]), "weight[1]: its dtype")
+    raises(bad, lambda: call(x, [w[0], w[1].float()]), "weight[1]: the memory holds fp32")
     raises(bad, lambda: call(x, [w[0], w[1].to("meta")]), "weight[1] is on meta", "move it")
     raises(bad, lambda: call(x, [w[0], ys[1]]), "weight[1] is a ndarray")
     raises(bad, lambda: call(x, w, out=(outs[0], ys[1])), "out[1] is a ndarray")

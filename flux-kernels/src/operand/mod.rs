@@ -54,6 +54,13 @@ pub enum Extent {
     Gathered,
 }
 
+impl Extent {
+    /// Whether it is one row, whatever the rows of a call.
+    pub const fn is_vector(self) -> bool {
+        matches!(self, Self::Columns)
+    }
+}
+
 /// When a call brings an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {

@@ -46,11 +46,8 @@ impl Operands<View> {
         let shapes = Shapes { problem, rank, layout: spec.weights, gates: spec.epilogue.gates };
         let shape = |operand: Operand, weight| {
             let shape = shapes.of_operand(operand, weight);
-            match operand.extent() {
-                Extent::W | Extent::Columns => shape,
-                _ if m == 0 => Shape { rows: 0, ..shape },
-                _ => shape,
-            }
+            let has_rows_of_m = operand.extent() != Extent::W && !operand.extent().is_vector();
+            if m == 0 && has_rows_of_m { Shape { rows: 0, ..shape } } else { shape }
         };
         let slots = Operand::ALL.into_iter().flat_map(|operand| {
             let weights = if operand.is_of_weight() { takes } else { 1 };
