@@ -6,6 +6,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program and benchmark uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "offsets in memory that these tests allocate")]
 #![allow(clippy::unwrap_used, reason = "test support, also of a benchmark")]
+#![allow(clippy::large_types_passed_by_value, reason = "epilogues are made where they are used")]
 
 use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
 use flux_core::problem::WeightList;
