@@ -248,6 +248,8 @@ mod _native {
         with(py, comm, |member| {
             let (kind, (activation_number, m)) = (Kind::named(kind)?, numbers);
             let (x, given, others) = &operands;
+            let refused = |error: Error| Error::operand(format!("x: {}", error.message()));
+            let dtype = dtype(&x.1).map_err(refused)?;
             let count = given.len();
             let raw = |kind: Operand, index, of: &Described| {
                 let name = operand::name(kind, index, count);
@@ -274,7 +276,7 @@ mod _native {
                 activation: activation(activation_number)?,
                 m,
                 operands: all,
-                dtype: dtype(&x.1)?,
+                dtype,
                 weights: &weights,
                 eps: eps.map(epsilon),
                 partials: partials(f32_partials),

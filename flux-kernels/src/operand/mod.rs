@@ -179,9 +179,12 @@ impl Operand {
         if weight == 0 { self.described().counted } else { self.name(weight) }
     }
 
-    /// The operand with this name, and its weight.
+    /// The operand with this name, counted or not, and its weight.
     pub fn named(name: &str) -> Option<(Self, usize)> {
-        let weight = |row: &Description| row.names.iter().position(|known| *known == name);
+        let weight = |row: &Description| {
+            let is_counted = row.counted == name;
+            if is_counted { Some(0) } else { row.names.iter().position(|known| *known == name) }
+        };
         TABLE.iter().find_map(|row| Some((row.operand, weight(row)?)))
     }
 
@@ -225,10 +228,12 @@ mod tests {
         for operand in Operand::ALL {
             let weights = if operand.is_of_weight() { MAX_WEIGHTS } else { 1 };
             for weight in 0..weights {
-                assert_eq!(Operand::named(operand.name(weight)), Some((operand, weight)));
+                for name in [operand.name(weight), operand.counted_name(weight)] {
+                    assert_eq!(Operand::named(name), Some((operand, weight)));
+                }
             }
         }
-        for name in ["", "w[0]", "w[4]", "residual[1]"] {
+        for name in ["", "w[4]", "residual[0]", "residual[1]"] {
             assert_eq!(Operand::named(name), None, "{name}");
         }
     }

@@ -121,8 +121,8 @@ def check_several(name: str, given: Sequence[Any], activation: int, out: Any = N
     if not 2 <= count <= _MAX_WEIGHTS:
         raise OperandError(f"{found}: an op takes 2 to {_MAX_WEIGHTS} weights, or one that is in no list; give more in several calls")
     if activation in GATED:
-        others = [name for name, number in ACTIVATIONS.items() if number not in GATED]
-        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give {', '.join(others)}")
+        *others, last = (name for name, number in ACTIVATIONS.items() if number not in GATED)
+        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give {', '.join(others)} or {last}")
     results = count + gathered
     if out is not None and not (isinstance(out, tuple) and len(out) == results):
         found = f"has {len(out)} elements" if isinstance(out, tuple) else f"is a {type(out).__name__}"

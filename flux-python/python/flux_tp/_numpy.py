@@ -53,7 +53,7 @@ def run(
     """Makes a call: its results in the order of ``out``. ``keep`` is for gradients, which arrays have not."""
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [np.empty(shape, x.dtype) for shape in shapes] if out is None else out
-    count = len(weights)
+    count, described = len(weights), _describe("x", x)
     pairs = {"weight": weights, "out": out}
     of_weights = [
         (*(_describe(named(name, index, count), of[index]) for name, of in pairs.items()), split and split[index]) for index in range(count)
@@ -64,7 +64,7 @@ def run(
     others = [
         (name, [_describe(named(name, index, len(of)), array) for index, array in enumerate(of)]) for name, of in others.items()
     ]
-    _native.call_host(comm.id, op, (activation, m), (_describe("x", x), of_weights, others), eps, partials != 0)
+    _native.call_host(comm.id, op, (activation, m), (described, of_weights, others), eps, partials != 0)
     return out
 
 
