@@ -85,8 +85,9 @@ impl Variant {
     /// partial sums are of the op's type, which takes registers. Large tiles, which have few, also
     /// send [`Partials::F32`].
     ///
-    /// The portable kernel has small tiles for compute capability 8.0 and as PTX alone: elsewhere
-    /// registers are what may differ, and small tiles have enough.
+    /// The portable kernel has small tiles for compute capability 8.0 alone: elsewhere registers are
+    /// what may differ, and small tiles have enough. PTX for `compute_80` has the same front end as
+    /// `sm_80`, and no registers.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| {
             Self::plain(op, target)
@@ -98,7 +99,7 @@ impl Variant {
             .map(|variant| variant.with_partials(Partials::F32));
         let sums =
             of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
-        let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+        let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80);
         of_op(OpKind::AllGatherGemm)
             .chain(sums)
             .chain(large)
@@ -327,7 +328,7 @@ mod tests {
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
                     .count();
-                let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80 | Arch::Compute80);
+                let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80);
                 let has = (wanted.numerics.partials == Partials::Output || wanted.is_large())
                     && (all_tiles || wanted.tile.m * wanted.tile.n >= 64 * 256);
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
