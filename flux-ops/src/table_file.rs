@@ -121,9 +121,12 @@ impl Lock {
         let file = match (fs::canonicalize(path), fs::symlink_metadata(path)) {
             (Ok(file), _) if file.is_file() => file,
             (Ok(_), _) => return Err(refuse("not a regular file")),
-            (Err(_), Ok(_)) => return Err(refuse("a link that leads to no file")),
-            (Err(error), Err(_)) if error.kind() == ErrorKind::NotFound => path.to_owned(),
-            (Err(error), Err(_)) => return Err(refused(path)(error)),
+            (Err(_), Ok(found)) if found.is_symlink() => {
+                return Err(refuse("a link that leads to no file"));
+            }
+            // Another process may have made it between the two looks.
+            (Err(error), _) if error.kind() == ErrorKind::NotFound => path.to_owned(),
+            (Err(error), _) => return Err(refused(path)(error)),
         };
         let mut name = file.file_name().ok_or_else(|| refuse("it names no file"))?.to_owned();
         name.push(".lock");
