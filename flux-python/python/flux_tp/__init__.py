@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,27 +40,34 @@ from .errors import (
 if TYPE_CHECKING:
     from ._rows import sum_gradients
     from .nn import ColumnParallelLinear, RowParallelLinear
+    from .parallel import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, causal_lm_loss, parallelize
 
 __all__ = [
     "AbortedError",
     "BuildError",
     "ColumnParallelLinear",
+    "ColwiseParallel",
     "Communicator",
     "ConnectError",
     "DisagreedError",
     "FluxError",
+    "Fused",
     "Heads",
     "OperandError",
     "PeerLeftError",
     "PeerLostError",
     "RowParallelLinear",
+    "RowwiseParallel",
+    "SequenceParallel",
     "TimeoutError",
     "all_gather_matmul",
+    "causal_lm_loss",
     "check",
     "default",
     "init",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "parallelize",
     "prepare",
     "sum_gradients",
 ]
@@ -75,14 +82,21 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+# Where the names are that need torch, which is imported on their first use.
+_OF_TORCH = {
+    "sum_gradients": "._rows",
+    "ColumnParallelLinear": ".nn",
+    "RowParallelLinear": ".nn",
+    "ColwiseParallel": ".parallel",
+    "Fused": ".parallel",
+    "RowwiseParallel": ".parallel",
+    "SequenceParallel": ".parallel",
+    "causal_lm_loss": ".parallel",
+    "parallelize": ".parallel",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # These need torch, which is imported on their first use.
-    if name == "sum_gradients":
-        from ._rows import sum_gradients
-
-        return sum_gradients
-    if name in ("ColumnParallelLinear", "RowParallelLinear"):
-        from . import nn
-
-        return getattr(nn, name)
+    if name in _OF_TORCH:
+        return getattr(import_module(_OF_TORCH[name], __name__), name)
     raise AttributeError(f"module 'flux_tp' has no attribute {name!r}")

@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from . import _native
 from .errors import FluxError, OperandError
@@ -16,9 +17,11 @@ from .errors import FluxError, OperandError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "Heads", "adopt", "check", "chosen", "default"]
+__all__ = ["Communicator", "Heads", "adopt", "check", "chosen", "default", "working"]
 
 _default: Communicator | None = None
+# By number, in the order in which they were made.
+_made: WeakValueDictionary[int, Communicator] = WeakValueDictionary()
 _closes_at_exit: int | None = None
 """The process that leaves its communicators when it ends."""
 
@@ -159,6 +162,7 @@ def _rank_of(comm: Communicator, rank: int | None) -> int:
 def adopt(comm: Communicator) -> None:
     """Makes it the default of all ops, unless an earlier one works."""
     global _default
+    _made[comm.id] = comm
     if _default is None or not _works(_default):
         _default = comm
 
@@ -171,6 +175,11 @@ def _works(comm: Communicator) -> bool:
     except FluxError:
         return False
     return True
+
+
+def working() -> list[Communicator]:
+    """All communicators that are neither closed nor broken."""
+    return [comm for comm in list(_made.values()) if _works(comm)]
 
 
 def default() -> Communicator:

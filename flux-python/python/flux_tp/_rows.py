@@ -13,7 +13,7 @@ from torch import Tensor
 from ._comm import Communicator, Heads, chosen
 from .errors import FluxError, OperandError
 
-__all__ = ["Rows", "sum_gradients"]
+__all__ = ["Rows", "all_reduce", "sum_gradients"]
 
 
 # As torch.compile takes them: a result is valid once it is waited for.
@@ -58,6 +58,12 @@ class Rows:
     def _padded(self, part: Tensor) -> Tensor:
         # The collectives take equal parts.
         return part if part.shape[0] == self._most else F.pad(part, (0, 0, 0, self._most - part.shape[0]))
+
+
+def all_reduce(x: Tensor, op: str, group: Any) -> Tensor:
+    """``sum`` or ``max`` of the ranks' tensors, in a new one; ``group``: a ProcessGroup, or a communicator."""
+    group = _process_group(group) if isinstance(group, Communicator) else group
+    return _collectives.wait_tensor(_collectives.all_reduce(x.contiguous(), op, group.group_name))
 
 
 def _process_group(comm: Communicator) -> Any:

@@ -1,0 +1,28 @@
+"""Models of transformers split over ranks, on the host transport, and on GPUs where there are four."""
+
+import pytest
+
+from ranks import Ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+CASES = [
+    "llama_learns_alike",
+    "mistral_learns_alike",
+    "qwen2_learns_alike",
+    "qwen3_learns_alike",
+    "gpt_neox_learns_alike",
+]
+
+
+@pytest.fixture(scope="module", params=["host", "auto"] if GPUS > 3 else ["host"])
+def ranks(request):
+    with Ranks(4, "cases_parallel", transport=request.param) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks(ranks, case):
+    ranks.run(case)
