@@ -14,6 +14,16 @@ CASES = [
     "qwen2_learns_alike",
     "qwen3_learns_alike",
     "gpt_neox_learns_alike",
+    "inference_is_alike",
+    "inference_has_gradients",
+    "checkpoints_load_at_other_degrees",
+    "fully_sharded_on_the_other_dimension",
+    "compiled_models",
+    "styles_stand_beside_those_of_torch",
+    "default_styles_are_those_of_torch",
+    "a_replicated_loss_counts_once",
+    "norms_have_gradients_of_all_rows",
+    "what_cannot_be_split_is_named",
 ]
 
 

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from .._rows import all_reduce
 from ..errors import OperandError
+from ._mesh import arrange
 
 __all__ = ["causal_lm_loss"]
 
@@ -49,20 +50,24 @@ def causal_lm_loss(
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     shift_labels: Tensor | None = None,
+    mesh: DeviceMesh | None = None,
     **_: Any,
 ) -> Tensor:
     """The mean cross-entropy of the next tokens, the same on every rank; the loss function of transformers' causal models.
 
     Args:
-        logits: ``[b, s, v]``, a DTensor whose last dimension is split.
+        logits: ``[b, s, v]``, a DTensor whose last dimension is split; or of each rank its part ``[b, s, v_r]``, with ``mesh``.
         labels: ``[b, s]``, the tokens themselves: row ``i`` predicts label ``i + 1``. ``ignore_index`` where there is none.
         vocab_size: taken from ``logits``.
         num_items_in_batch: what the sum of losses is divided by; the number of labels.
         shift_labels: labels that are already shifted, in place of ``labels``.
+        mesh: the ranks, of one dimension, where ``logits`` is no DTensor.
     """
-    if not isinstance(logits, DTensor):
-        raise OperandError(f"logits is a {type(logits).__name__}: give a DTensor whose last dimension is split, as with use_local_output=False")
+    if isinstance(logits, DTensor):
+        mesh, logits = logits.device_mesh, arrange(logits, logits.device_mesh, Shard(-1), Shard(-1))
+    elif mesh is None:
+        raise OperandError(f"logits is a {type(logits).__name__}: give a DTensor whose last dimension is split, or this rank's part of it and mesh=")
     targets = F.pad(labels, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
     targets = targets.reshape(-1).to(logits.device)
-    losses = _CrossEntropy.apply(logits.to_local().flatten(0, -2), targets.masked_fill(targets == ignore_index, -1), logits.device_mesh)
+    losses = _CrossEntropy.apply(logits.flatten(0, -2), targets.masked_fill(targets == ignore_index, -1), mesh)
     return losses.sum() / ((targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch)

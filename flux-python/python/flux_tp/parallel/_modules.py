@@ -146,18 +146,26 @@ def gathered(layers: Sequence[ColwiseLinear], x: Tensor) -> Gathered:
 
 def replicated(module: nn.Module, comm: Communicator | None) -> None:
     """Has a module compute with the local tensors of its own parameters, whose gradients are summed over the ranks of ``comm``."""
-    names = tuple(name for name, _ in module.named_parameters(recurse=False))
-    module.__class__ = _reading(type(module), names)
+    module.__class__ = _reading_local(type(module))
     module.summing = comm
 
 
+class _View:
+    """A module as its ``forward`` sees it, with other tensors in place of parameters."""
+
+    def __init__(self, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+        self.module, self.tensors = module, tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return self.tensors[name] if name in self.tensors else getattr(self.module, name)
+
+
 @cache
-def _reading(kind: type, names: tuple[str, ...]) -> type:
-    def reader(name: str) -> property:
-        def read(self: nn.Module) -> Tensor:
-            part = local(self._parameters[name])
-            return part if self.summing is None else summed(part, self.summing)
+def _reading_local(kind: type) -> type:
+    def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
+        tensors = {name: local(parameter) for name, parameter in self.named_parameters(recurse=False)}
+        if self.summing is not None:
+            tensors = {name: summed(tensor, self.summing) for name, tensor in tensors.items()}
+        return kind.forward(_View(self, tensors), *args, **named)
 
-        return property(read)
-
-    return type(kind.__name__, (kind,), {name: reader(name) for name in names})
+    return type(kind.__name__, (kind,), {"forward": forward})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from .._comm import Communicator
 from ..errors import OperandError
 from ._loss import causal_lm_loss
-from ._mesh import arrange, communicator, divided
+from ._mesh import arrange, communicator, divided, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
 
 __all__ = ["parallelize"]
@@ -66,7 +67,8 @@ def parallelize(
         model: in bfloat16 or float16, on any device or on ``meta``; parameters of ``meta`` get storage by ``to_empty``.
         mesh: the tensor-parallel dimension of a mesh, as ``mesh["tp"]``.
         mode: ``training``: between attention and MLP each rank has its part of the sequence, whose length the ranks divide.
-            ``outputs.logits`` is a DTensor that is split along the vocabulary, and ``outputs.loss`` is computed from it.
+            ``outputs.logits`` is a DTensor that is split along the vocabulary, and ``outputs.loss`` is computed from it. Under
+            ``torch.compile`` it is the rank's part as a plain tensor.
             ``inference``: every rank has all activations, for any length, with caches; ``outputs.logits`` is a whole tensor.
         keep_gathered: as of :class:`flux_tp.ColumnParallelLinear`.
         verbose: whether rank 0 prints a table of what became what.
@@ -133,7 +135,7 @@ class _Plan:
         elif module is self.head and isinstance(module, nn.Linear):
             self._divided(name, module, "out_features")
             output = Shard(-1) if self.training else Replicate()
-            style = ColwiseParallel(input_layouts=sequence, output_layouts=output, use_local_output=not self.training, keep_gathered=self.keep)
+            style = ColwiseParallel(input_layouts=sequence, output_layouts=output, keep_gathered=self.keep)
             self._add(name, style, "vocabulary split; AllGather-GEMM" if self.training else "vocabulary split; logits gathered")
         elif _is_norm(module):
             parent = self.model.get_submodule(name.rpartition(".")[0])
@@ -205,8 +207,9 @@ class _Plan:
         if self.head is None:
             self.final_norm.register_forward_hook(lambda norm, args, y: arrange(y, mesh, Shard(1), Replicate()))
             return
-        model.loss_function = causal_lm_loss
+        model.loss_function = partial(causal_lm_loss, mesh=mesh)
         model.register_forward_pre_hook(_refuse_parts, with_kwargs=True)
+        self.head.register_forward_hook(lambda head, args, y: _as_dtensor(y, mesh))
 
     def table(self) -> str:
         """What became what, a line for each kind of layer."""
@@ -227,6 +230,11 @@ def _own_rows(x: Tensor, mesh: DeviceMesh, world: int) -> Tensor:
         padded = -(-x.shape[1] // world) * world
         raise OperandError(f"the sequence has {x.shape[1]} tokens, and {world} ranks have equal parts of it: pad tokens to {padded}, and labels with -100")
     return arrange(x, mesh, Replicate(), Shard(1))
+
+
+def _as_dtensor(logits: Tensor, mesh: DeviceMesh) -> Tensor:
+    # A compiled backward pass refuses a DTensor among the model's results that has no gradient.
+    return logits if torch.compiler.is_compiling() else present(logits, mesh, Shard(-1), Shard(-1), use_local=False)
 
 
 def _refuse_parts(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
