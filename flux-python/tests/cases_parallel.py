@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+import warnings
 from functools import cache
 
 import torch
@@ -350,6 +351,12 @@ def what_cannot_be_split_is_named(comm):
     refused(lambda: flux_tp.parallelize(Block(), mesh), "Block", "parallelize_module")
     gated = flux_tp.ColumnParallelLinear(64, 128, activation="swiglu")
     refused(lambda: torch_styles.parallelize_module(nn.Sequential(gated), mesh, {"0": flux_tp.ColwiseParallel()}), "torch.nn.Linear")
+    model = made("llama")
+    model.model.layers[1].extra = nn.Linear(64, 64)
+    refused(lambda: flux_tp.parallelize(model, mesh), "model.layers.1.extra.weight", "SequenceParallel", "mode='inference'")
+    with warnings.catch_warnings(record=True) as said:
+        flux_tp.parallelize(model, mesh, "inference", verbose=False)
+    assert "model.layers.1.extra.weight" in str(said[0].message)
     model = split("llama", 4)
     model.model.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states.float(), None)
     refused(lambda: model(input_ids=batch(0)), ".float", "flux_tp.Fused")

@@ -19,7 +19,7 @@ from .._init import init
 from .._rows import all_reduce
 from ..errors import OperandError
 
-__all__ = ["arrange", "communicator", "distribute", "divided", "local", "present", "summed"]
+__all__ = ["arrange", "check_divides", "communicator", "distribute", "local", "present", "summed"]
 
 
 def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
@@ -45,15 +45,14 @@ def _ranks(comm: Communicator) -> list[int] | None:
     return list(range(comm.world_size)) if of_all else None
 
 
-def divided(name: str, count: int, world: int) -> int:
-    """A rank's part of features that a DTensor splits, in the ops' groups of 8."""
+def check_divides(name: str, count: int, world: int) -> None:
+    """Refuses features that a DTensor does not split evenly, in the ops' groups of 8."""
     if count % (8 * world):
         padded = -(-count // (8 * world)) * 8 * world
         raise OperandError(
             f"{name} = {count}: a DTensor has equal parts, of groups of 8 features for each of {world} ranks; pad it to {padded}, "
             "or take flux_tp.ColumnParallelLinear and RowParallelLinear, whose parts may be unequal and are no DTensors"
         )
-    return count // world
 
 
 # The DTensor of a parameter, so that tied parameters stay one.

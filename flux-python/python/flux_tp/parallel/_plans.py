@@ -1,6 +1,6 @@
 """Plans for the causal language models of transformers, found by the names and shapes of their modules.
 
-Invariant: a module whose computation is not known stays as it is, and the table names it.
+Invariant: a module whose computation is not known stays as it is, and the table names it. It sees whole tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from .._comm import Communicator
 from ..errors import OperandError
 from ._loss import causal_lm_loss
-from ._mesh import arrange, communicator, divided, present
+from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
 
 __all__ = ["parallelize"]
@@ -79,7 +79,7 @@ def parallelize(
         ``model``.
 
     Raises:
-        OperandError: a module that the ranks cannot split evenly, by name; nothing was changed.
+        OperandError: a module that the ranks cannot split evenly, or in training an unknown one in a layer, by name; nothing was changed.
     """
     if mode not in ("training", "inference"):
         raise OperandError(f"mode = {mode!r}: there are 'training' and 'inference'")
@@ -108,6 +108,13 @@ class _Plan:
             self._plan(name, module)
         planned = {id(parameter) for row in self.rows for parameter in _parameters(model.get_submodule(row.module), row.style)}
         self.unknown = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in planned)
+        inside = {id(parameter) for parameter in self.layers.parameters()} - planned
+        if training and inside:
+            names = ", ".join(name for name, parameter in model.named_parameters() if id(parameter) in inside)
+            raise OperandError(
+                f"{names}: what computes with them is not known, and would see a rank's part of the sequence: write a plan of flux_tp's styles, "
+                "with SequenceParallel where it computes row by row, or take mode='inference'"
+            )
 
     def _stack(self) -> tuple[nn.ModuleList, nn.Module]:
         """The decoder layers, and the norm behind them."""
@@ -130,10 +137,8 @@ class _Plan:
         elif found := _children(module, _MLPS):
             self._columns_and_row(name, module, *found, {})
         elif isinstance(module, nn.Embedding) and module is self.model.get_input_embeddings():
-            self._divided(name, module, "num_embeddings")
             self._add(name, RowwiseParallel(), "vocabulary split; AllReduce")
         elif module is self.head and isinstance(module, nn.Linear):
-            self._divided(name, module, "out_features")
             output = Shard(-1) if self.training else Replicate()
             style = ColwiseParallel(input_layouts=sequence, output_layouts=output, keep_gathered=self.keep)
             self._add(name, style, "vocabulary split; AllGather-GEMM" if self.training else "vocabulary split; logits gathered")
@@ -143,31 +148,29 @@ class _Plan:
                 if module.weight.shape == (getattr(parent, "head_dim", None),):
                     self._add(name, _Replicated(by_heads=True), "replicated; gradients summed over heads")
             elif self.training:
-                self._add(name, SequenceParallel(), "rows split; gradients summed")
+                self._add(name, SequenceParallel(), "part of the sequence; gradients summed")
             else:
                 self._add(name, _Replicated(by_heads=False), "replicated")
 
     def _add(self, name: str, style: ParallelStyle, words: str) -> None:
+        if not isinstance(style, (SequenceParallel, _Replicated)):
+            try:
+                style.check(self.model.get_submodule(name), self.comm.world_size)
+            except OperandError as error:
+                raise OperandError(f"{name}: {error}") from None
         self.rows.append(_Row(name, style, words))
 
-    def _divided(self, name: str, module: nn.Module, features: str) -> int:
-        return divided(f"{name}.{features}" if name else features, getattr(module, features), self.comm.world_size)
-
     def _columns_and_row(self, name: str, module: nn.Module, columns: tuple[str, ...], row: str, features: dict[str, slice]) -> None:
-        for column in columns:
-            if column not in features:
-                self._divided(f"{name}.{column}", module.get_submodule(column), "out_features")
-        self._divided(f"{name}.{row}", module.get_submodule(row), "in_features")
         whole = "".join(f"; {column} whole, its heads shared" for column in features)
         if self.training:
             style = Fused(*columns, keep_gathered=self.keep, features=features)
             self._add(name, style, f"{', '.join(columns)} in one AllGather-GEMM{whole}")
         else:
             for column in columns:
-                part = "its heads shared" if column in features else "columns split"
+                part = "its heads shared" if column in features else "output features split"
                 self._add(f"{name}.{column}", ColwiseParallel(features=features.get(column)), f"{part}; GEMM")
         output = Shard(1) if self.training else Replicate()
-        self._add(f"{name}.{row}", RowwiseParallel(output_layouts=output), f"rows split; GEMM-{'ReduceScatter' if self.training else 'AllReduce'}")
+        self._add(f"{name}.{row}", RowwiseParallel(output_layouts=output), f"input features split; GEMM-{'ReduceScatter' if self.training else 'AllReduce'}")
 
     def _heads(self, name: str, module: nn.Module) -> dict[str, slice]:
         """The features of keys and values that this rank uses, where their heads are fewer than the ranks; the groups that it reads."""

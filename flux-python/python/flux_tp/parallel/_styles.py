@@ -15,9 +15,8 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from .._arguments import partials_number
-from .._comm import Communicator
 from ..errors import OperandError
-from ._mesh import arrange, communicator, distribute, divided, present
+from ._mesh import arrange, check_divides, communicator, distribute, present
 from ._modules import ColwiseLinear, Layout, RowwiseLinear, VocabularyEmbedding, gathered, replicated
 
 __all__ = ["ColwiseParallel", "Fused", "RowwiseParallel", "SequenceParallel", "replicate"]
@@ -48,11 +47,15 @@ class ColwiseParallel(ParallelStyle):
         self.input_layouts, self.output_layouts = input_layouts or Replicate(), output_layouts or Shard(-1)
         self.use_local_output, self.keep_gathered, self.features = use_local_output, keep_gathered, features
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        comm = communicator(device_mesh)
+    def check(self, module: nn.Module, world: int) -> None:
+        """Refuses a module that ``world`` ranks cannot split so."""
         _check_linear(module, "ColwiseParallel")
         if self.features is None:
-            divided("out_features", module.out_features, comm.world_size)
+            check_divides("out_features", module.out_features, world)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        comm = communicator(device_mesh)
+        self.check(module, comm.world_size)
         for name in ("weight", "bias"):
             distribute(module, name, device_mesh, Shard(0) if self.features is None else Replicate(), self.src_data_rank)
         module.__class__ = ColwiseLinear
@@ -83,27 +86,30 @@ class RowwiseParallel(ParallelStyle):
         self.input_layouts, self.output_layouts = input_layouts or Shard(-1), output_layouts or Replicate()
         self.use_local_output, self.partials = use_local_output, partials
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        comm = communicator(device_mesh)
-        if isinstance(module, nn.Embedding):
-            return self._apply_to_embedding(module, device_mesh, comm)
-        _check_linear(module, "RowwiseParallel")
-        divided("in_features", module.in_features, comm.world_size)
-        distribute(module, "weight", device_mesh, Shard(1), self.src_data_rank)
-        distribute(module, "bias", device_mesh, Replicate(), self.src_data_rank)
-        module.__class__ = RowwiseLinear
-        module.layout = Layout(comm, self.input_layouts, self.output_layouts, self.use_local_output, partials=self.partials)
-        return module
-
-    def _apply_to_embedding(self, module: nn.Embedding, mesh: DeviceMesh, comm: Communicator) -> nn.Embedding:
+    def check(self, module: nn.Module, world: int) -> None:
+        """Refuses a module that ``world`` ranks cannot split so."""
+        if not isinstance(module, nn.Embedding):
+            _check_linear(module, "RowwiseParallel")
+            check_divides("in_features", module.in_features, world)
+            return
         for name, value in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
             if getattr(module, name) != value:
                 raise OperandError(f"{name} = {getattr(module, name)}: an embedding whose rows are split has {value}")
         _check_forward(module, nn.Embedding, "RowwiseParallel")
-        divided("num_embeddings", module.num_embeddings, comm.world_size)
-        distribute(module, "weight", mesh, Shard(0), self.src_data_rank)
-        module.__class__ = VocabularyEmbedding
-        module.layout = Layout(comm, Replicate(), self.output_layouts, self.use_local_output)
+        check_divides("num_embeddings", module.num_embeddings, world)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        comm = communicator(device_mesh)
+        self.check(module, comm.world_size)
+        if isinstance(module, nn.Embedding):
+            distribute(module, "weight", device_mesh, Shard(0), self.src_data_rank)
+            module.__class__ = VocabularyEmbedding
+            module.layout = Layout(comm, Replicate(), self.output_layouts, self.use_local_output)
+            return module
+        distribute(module, "weight", device_mesh, Shard(1), self.src_data_rank)
+        distribute(module, "bias", device_mesh, Replicate(), self.src_data_rank)
+        module.__class__ = RowwiseLinear
+        module.layout = Layout(comm, self.input_layouts, self.output_layouts, self.use_local_output, partials=self.partials)
         return module
 
 
@@ -163,11 +169,22 @@ class Fused(ParallelStyle):
         self.layers, self.input_layouts = layers, input_layouts or Shard(1)
         self.keep_gathered, self.features = keep_gathered, features or {}
 
+    def check(self, module: nn.Module, world: int) -> None:
+        """Refuses a module that ``world`` ranks cannot split so."""
+        for name in self.layers:
+            try:
+                self._column(name).check(module.get_submodule(name), world)
+            except OperandError as error:
+                raise OperandError(f"{name}: {error}") from None
+
+    def _column(self, name: str) -> ColwiseParallel:
+        return ColwiseParallel(input_layouts=self.input_layouts, keep_gathered=self.keep_gathered, features=self.features.get(name))
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.check(module, communicator(device_mesh).world_size)
         layers = [module.get_submodule(name) for name in self.layers]
         for column, (name, layer) in enumerate(zip(self.layers, layers, strict=True)):
-            options = {"input_layouts": self.input_layouts, "keep_gathered": self.keep_gathered, "features": self.features.get(name)}
-            style = ColwiseParallel(**options)
+            style = self._column(name)
             style.src_data_rank = self.src_data_rank
             style._apply(layer, device_mesh).column = column
         first = next(iter(signature(module.forward).parameters))
