@@ -265,9 +265,33 @@ def gradients_of_a_residual(comm):
             found.backward(dy)
             assert torch.equal(residual.grad, dy)
         assert torch.equal(w.grad, plain.grad)
-        raises(flux_tp.OperandError, lambda: op(x, w, b, residual, (gain, 1e-3)), "norm= takes no part in autograd", "no_grad")
+
+
+def gradients_of_a_norm(comm):
+    """Of a result and its normalised rows, both of which go on: those of torch's norm behind the op, in fp32."""
+    init_distributed()
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        operands, _, _ = row_parallel(comm, op, comm.world_size * 8 + 1, 24, 40, np.float64)
+        x, w, b, residual, gain = tensors(BF16, *operands)
+        dy, dnorm = torch.randn_like(residual), torch.randn_like(residual)
         with torch.no_grad():
-            op(x, w, b, residual, (gain, 1e-3))
+            fused = op(x, w, b, residual, (gain, 1e-3))
+        leaves = [leaf.requires_grad_() for leaf in (x, w, b, residual, gain)]
+        found = op(*leaves[:4], (gain, 1e-3))
+        assert torch.equal(found[0], fused[0])
+        torch.testing.assert_close(found[1], fused[1], rtol=2 * UNIT["bfloat16"], atol=0)
+        torch.autograd.backward(found, (dy, dnorm))
+        y, exact = fused[0].float().requires_grad_(), gain.detach().float().requires_grad_()
+        torch.nn.functional.rms_norm(y, y.shape[1:], exact, 1e-3).backward(dnorm.float())
+        through = numbers(dy) + numbers(y.grad)
+        near(residual.grad, through, np.abs(numbers(dy)) + np.abs(numbers(y.grad)))
+        plain = torch.nn.functional.rms_norm(y, y.shape[1:], eps=1e-3)
+        near(gain.grad, numbers(exact.grad), np.abs(numbers(dnorm) * numbers(plain)).sum(0))
+        # What the op itself hands on is that of the sum.
+        sums = [leaf.detach().clone().requires_grad_() for leaf in leaves[:4]]
+        op(*sums).backward(residual.grad)
+        for leaf, other in zip(leaves[:3], sums[:3], strict=True):
+            assert torch.equal(leaf.grad, other.grad)
 
 
 def an_activation_has_a_gradient(comm):

@@ -185,7 +185,9 @@ def residual_and_norm_that_do_not_fit(comm):
     raises(bad, lambda: op(x, w, norm=gain), "norm is a Tensor", "(gain, eps)")
     raises(bad, lambda: op(x, w, norm=(gain, 1e-3), out=residual), "out is a Tensor", "(y, y_norm)")
     raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(torch.empty_like(residual), residual)), "overlaps residual")
-    raises(bad, lambda: op(x, w, norm=(gain.clone().requires_grad_(), 1e-3)), "norm=", "no_grad")
+    learns = gain.clone().requires_grad_()
+    raises(bad, lambda: op(x, w, norm=(learns[:8], 1e-3)), "gain is [8]", "[24]")
+    raises(bad, lambda: op(x, w, norm=(learns, -1.0)), "eps = -1.0 of norm")
     close(numbers(op(x, w, b, residual)), y, "bfloat16", sums)
 
 

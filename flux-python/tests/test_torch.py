@@ -35,6 +35,7 @@ CASES = [
     "gradients_of_random_shapes",
     "gradients_of_several_weights",
     "gradients_of_a_residual",
+    "gradients_of_a_norm",
     "an_activation_has_a_gradient",
     "gates_have_gradients",
     "gates_of_unequal_parts_have_gradients",

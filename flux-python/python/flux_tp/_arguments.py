@@ -22,6 +22,7 @@ __all__ = [
     "activation_number",
     "as_rows",
     "check_extents",
+    "check_gain",
     "check_gates",
     "check_norm",
     "check_pair",
@@ -107,6 +108,16 @@ def check_norm(norm: Any, out: Any) -> None:
     if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
         raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")
     check_pair(out, "a norm", "(y, y_norm)")
+
+
+def check_gain(gain: Any, eps: float | None, n: int) -> None:
+    """Refuses a norm that does not fit rows of ``n``, where no op has looked at it."""
+    if gain is None:
+        return
+    if tuple(gain.shape) != (n,):
+        raise OperandError(f"gain is {list(gain.shape)}, and rows have {n} elements: give [{n}]")
+    if not 0 <= eps < float("inf"):
+        raise OperandError(f"eps = {eps} of norm: give a number of 0 or above")
 
 
 def check_pair(out: Any, why: str, pair: str) -> None:

@@ -194,7 +194,8 @@ def matmul_reduce_scatter(
         weight: ``[n, k_r]``, or its transposed view. ``n`` and ``k_r`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m_r, n]``, added in fp32 before the one rounding. ``out`` may be the same memory.
-        norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
+        norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. The gradient of the gain is that of this
+            rank's rows (:func:`flux_tp.sum_gradients`). Where a gradient is needed, torch computes the norm.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
         k: the inner dimension of all ranks together, where ranks have different parts of it: each has that of

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _native
-from ._arguments import INPUTS, check_gates
+from ._arguments import INPUTS, check_gain, check_gates
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
@@ -98,7 +98,7 @@ def copied_input_linear(x: Any, weight: Tensor, bias: Tensor | None, n: int, com
 
 
 # Operands that the functions of _autograd take.
-_WITH_GRADIENTS = ("bias", "residual")
+_WITH_GRADIENTS = ("bias", "residual", "gain")
 
 
 def run(
@@ -125,15 +125,19 @@ def run(
             increment_version(out)
         options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation}
         return call(op, comm, x, weights, operands, out, partials=partials, **options)
-    given = {"out": out is not None, "norm": eps is not None, "return_gathered": second is not None}
-    given |= {name: True for name in operands if name not in (*_WITH_GRADIENTS, "gain")}
+    given = {"out": out is not None, "return_gathered": second == "x_full"}
+    given |= {name: True for name in operands if name not in _WITH_GRADIENTS}
     for name, is_given in given.items():
         if is_given:
             raise OperandError(f"{name}= takes no part in autograd: leave it out, or call the op under torch.no_grad()")
     if op != "all_gather_matmul":
         biases, residual = operands.get("bias"), operands.get("residual")
         function = MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce
-        return [function.apply(x, weights[0], biases and biases[0], residual, split and split[0], partials, comm)]
+        gain = operands.get("gain")
+        check_gain(gain, eps, weights[0].shape[0])
+        y = function.apply(x, weights[0], biases and biases[0], residual, split and split[0], partials, comm)
+        # A kernel behind the op, as without gradients, and torch has its derivative.
+        return [y] if gain is None else [y, F.rms_norm(y, y.shape[1:], gain, eps).to(y.dtype)]
     biases = operands.get("bias")
     # The derivative of an activation needs its input, which the fused op does not keep.
     function = FUNCTIONS[activation]
