@@ -24,6 +24,7 @@ CASES = [
     "a_replicated_loss_counts_once",
     "norms_have_gradients_of_all_rows",
     "what_cannot_be_split_is_named",
+    "examples_run",
 ]
 
 
