@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import StaticCache
 
 import flux_tp
+import torch_styles
 from train_llama import SHAPES, made
 
 
@@ -26,11 +27,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a random prompt")
     parser.add_argument("--tokens", type=int, default=32, help="how many are generated")
+    parser.add_argument("--torch", action="store_true", help="torch's own styles, to compare")
     return parser.parse_args()
 
 
 @torch.inference_mode()
-def generate(model: torch.nn.Module, prompt: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
+def generate(model: torch.nn.Module, prompt: torch.Tensor, count: int, capture: bool) -> tuple[torch.Tensor, float]:
     """``count`` tokens behind each prompt, and the milliseconds of a step; the likeliest at each place."""
     cache = StaticCache(model.config, max_cache_len=prompt.shape[1] + count)
 
@@ -42,7 +44,7 @@ def generate(model: torch.nn.Module, prompt: torch.Tensor, count: int) -> tuple[
     # The first step builds what a graph then holds.
     token = step(token)
     tokens.append(token.clone())
-    if token.is_cuda and flux_tp.default().transport == "nvlink":
+    if capture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             token.copy_(step(token))
@@ -55,7 +57,6 @@ def generate(model: torch.nn.Module, prompt: torch.Tensor, count: int) -> tuple[
         tokens.append(token.clone())
     if token.is_cuda:
         torch.cuda.synchronize()
-    flux_tp.check()
     return torch.cat(tokens, 1), 1e3 * (time.perf_counter() - began) / max(1, count - 2)
 
 
@@ -65,11 +66,14 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
-    model = flux_tp.parallelize(made(options, device), mesh, "inference", max_m=options.batch * options.prompt)
+    parallelize = torch_styles.parallelize if options.torch else flux_tp.parallelize
+    model = parallelize(made(options, device), mesh, "inference", max_m=options.batch * options.prompt)
     # Frozen weights are constant, and a kernel may load them before the one ahead has ended.
     model.eval().requires_grad_(False)
     prompt = torch.randint(model.config.vocab_size, (options.batch, options.prompt)).to(device)
-    tokens, milliseconds = generate(model, prompt, options.tokens)
+    capture = device == "cuda" and (options.torch or flux_tp.default().transport == "nvlink")
+    tokens, milliseconds = generate(model, prompt, options.tokens, capture)
+    options.torch or flux_tp.check()
     if dist.get_rank() == 0:
         print(f"{tokens.shape[1]} tokens for each of {tokens.shape[0]} prompts, {milliseconds:.2f} ms a step: {tokens[0, :8].tolist()} ...")
     dist.destroy_process_group()
