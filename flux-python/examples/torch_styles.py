@@ -17,7 +17,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, mode: str = "training", *, a
     training = mode == "training"
     rows, whole = Shard(1), Replicate()
     plan: dict[str, Any] = {"model.embed_tokens": RowwiseParallel(input_layouts=whole)}
-    for columns, row in ((("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj"), (("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj")):
+    attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj"
+    for columns, row in (attention, (("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj")):
         plan |= {f"model.layers.*.{name}": ColwiseParallel() for name in columns}
         plan[f"model.layers.*.{row}"] = RowwiseParallel(output_layouts=rows if training else whole)
     plan["lm_head"] = ColwiseParallel(input_layouts=rows, use_local_output=False) if training else ColwiseParallel(output_layouts=whole)

@@ -373,6 +373,18 @@ def norms_have_gradients_of_all_rows(comm):
     assert (found[0] - found[1]).norm() > 0.1 * found[0].norm()
 
 
+def communicators_of_meshes_are_shared(comm):
+    """One of the same ranks serves all modules, unless it has too few rows or is closed."""
+    group = lambda tp, **options: flux_tp.parallelize(made("llama"), meshes()[tp]["tp"], verbose=False, **options).lm_head.layout.comm
+    first = group(2, max_m=64)
+    assert group(2) is first and group(2, max_m=first.max_m) is first
+    larger = group(2, max_m=2 * first.max_m)
+    assert larger is not first and larger.max_m == 2 * first.max_m and group(2) is larger
+    larger.close()
+    assert group(2, max_m=64) not in (first, larger)
+    assert group(4) is comm
+
+
 def what_cannot_be_split_is_named(comm):
     mesh, refused = meshes()[4]["tp"], lambda call, *words: raises(flux_tp.OperandError, call, *words)
     ids = batch(0, 18)

@@ -23,6 +23,7 @@ CASES = [
     "default_styles_are_those_of_torch",
     "a_replicated_loss_counts_once",
     "norms_have_gradients_of_all_rows",
+    "communicators_of_meshes_are_shared",
     "what_cannot_be_split_is_named",
     "examples_run",
 ]

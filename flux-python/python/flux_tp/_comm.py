@@ -9,7 +9,6 @@ import atexit
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from . import _native
 from .errors import FluxError, OperandError
@@ -17,11 +16,9 @@ from .errors import FluxError, OperandError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Communicator", "Heads", "adopt", "check", "chosen", "default", "working"]
+__all__ = ["Communicator", "Heads", "adopt", "check", "chosen", "default", "first", "works"]
 
 _default: Communicator | None = None
-# By number, in the order in which they were made.
-_made: WeakValueDictionary[int, Communicator] = WeakValueDictionary()
 _closes_at_exit: int | None = None
 """The process that leaves its communicators when it ends."""
 
@@ -162,12 +159,14 @@ def _rank_of(comm: Communicator, rank: int | None) -> int:
 def adopt(comm: Communicator) -> None:
     """Makes it the default of all ops, unless an earlier one works."""
     global _default
-    _made[comm.id] = comm
-    if _default is None or not _works(_default):
+    if not works(_default):
         _default = comm
 
 
-def _works(comm: Communicator) -> bool:
+def works(comm: Communicator | None) -> bool:
+    """Whether there is one that is neither closed nor broken."""
+    if comm is None:
+        return False
     if comm._process != os.getpid():
         return False
     try:
@@ -175,11 +174,6 @@ def _works(comm: Communicator) -> bool:
     except FluxError:
         return False
     return True
-
-
-def working() -> list[Communicator]:
-    """All communicators that are neither closed nor broken."""
-    return [comm for comm in list(_made.values()) if _works(comm)]
 
 
 def default() -> Communicator:
@@ -198,6 +192,11 @@ def chosen(group: Any) -> Communicator:
             f"group is a {type(group).__name__}: give a communicator, as flux_tp.init(group) makes of a torch ProcessGroup, or None for the first one"
         )
     return group
+
+
+def first() -> Communicator | None:
+    """The default of all ops, where there is one."""
+    return _default
 
 
 def check(comm: Communicator | None = None) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._comm import Communicator, working
+from .._comm import Communicator, first, works
 from .._init import init
 from .._rows import all_reduce
 from ..errors import OperandError
@@ -22,19 +22,26 @@ from ..errors import OperandError
 __all__ = ["arrange", "check_divides", "communicator", "distribute", "local", "present", "summed"]
 
 
-def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
-    """The communicator of a mesh's ranks: a working one of these ranks, or a new one; then it is collective.
+# By ranks, and whether they compute on the CPU. Held, as ranks would collect them at different times, and must agree on a new one.
+_of_meshes: dict[tuple[tuple[int, ...], bool], Communicator] = {}
 
-    ``options``: those of :func:`flux_tp.init`, for a new one.
+
+def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
+    """The communicator of a mesh's ranks: that of an earlier mesh, the default of all ops, or a new one; then it is collective.
+
+    ``options``: those of :func:`flux_tp.init`, for a new one. There is one where the found ones have a smaller ``max_m``.
     """
     if mesh.ndim != 1:
         raise OperandError(f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}: give one of them, as mesh['tp']")
     group, on_host = mesh.get_group(), mesh.device_type == "cpu"
     ranks = dist.get_process_group_ranks(group)
-    for comm in working():
-        if (comm.device is None) == on_host and _ranks(comm) == ranks:
+    key = tuple(ranks), on_host
+    for comm in (_of_meshes.get(key), first()):
+        fits = works(comm) and (comm.device is None) == on_host and comm.max_m >= options.get("max_m", 0)
+        if fits and _ranks(comm) == ranks:
             return comm
-    return init(group, **({"transport": "host"} if on_host else {}), **options)
+    _of_meshes[key] = init(group, **({"transport": "host"} if on_host else {}), **options)
+    return _of_meshes[key]
 
 
 def _ranks(comm: Communicator) -> list[int] | None:

@@ -170,7 +170,8 @@ class _Plan:
                 part = "its heads shared" if column in features else "output features split"
                 self._add(f"{name}.{column}", ColwiseParallel(features=features.get(column)), f"{part}; GEMM")
         output = Shard(1) if self.training else Replicate()
-        self._add(f"{name}.{row}", RowwiseParallel(output_layouts=output), f"input features split; GEMM-{'ReduceScatter' if self.training else 'AllReduce'}")
+        op = "GEMM-ReduceScatter" if self.training else "GEMM-AllReduce"
+        self._add(f"{name}.{row}", RowwiseParallel(output_layouts=output), f"input features split; {op}")
 
     def _heads(self, name: str, module: nn.Module) -> dict[str, slice]:
         """The features of keys and values that this rank uses, where their heads are fewer than the ranks; the groups that it reads."""
@@ -182,7 +183,10 @@ class _Plan:
             raise OperandError(f"{name}: {error}") from None
         own, group = heads.kv.stop - heads.kv.start, count // self.comm.world_size // (heads.kv.stop - heads.kv.start)
         if heads.reads != [head // max(1, group) for head in range(count // self.comm.world_size)]:
-            raise OperandError(f"{name}: {kv} key and value heads over {self.comm.world_size} ranks: neither divides the other, so heads are read unevenly; choose another number of ranks")
+            raise OperandError(
+                f"{name}: {kv} key and value heads over {self.comm.world_size} ranks: neither divides the other, "
+                "so heads are read unevenly; choose another number of ranks"
+            )
         self.groups.append((module, group))
         if own * self.comm.world_size == kv:
             return {}
@@ -231,7 +235,9 @@ class _Plan:
 def _own_rows(x: Tensor, mesh: DeviceMesh, world: int) -> Tensor:
     if x.shape[1] % world:
         padded = -(-x.shape[1] // world) * world
-        raise OperandError(f"the sequence has {x.shape[1]} tokens, and {world} ranks have equal parts of it: pad tokens to {padded}, and labels with -100")
+        raise OperandError(
+            f"the sequence has {x.shape[1]} tokens, and {world} ranks have equal parts of it: pad tokens to {padded}, and labels with -100"
+        )
     return arrange(x, mesh, Replicate(), Shard(1))
 
 
