@@ -97,7 +97,7 @@ def copied_input_linear(x: Any, weight: Tensor, bias: Tensor | None, n: int, com
     return CopiedInputLinear.apply(operands["x"], operands["weight"], operands.get("bias"), n, comm)
 
 
-# Operands that the functions of _autograd take.
+# Operands that the functions of _autograd take, and the gain of the norm behind them.
 _WITH_GRADIENTS = ("bias", "residual", "gain")
 
 
