@@ -1,9 +1,10 @@
-//! `flux-kernels compile --out DIR [--shipped | --cover] [--only TEXT]... [--arch ARCH]...` compiles
-//! every kernel ahead of time, without a GPU, and prints its resources. With `--shipped` it compiles
-//! those that most ops take, with `--cover` the fewest that have every tile and element type, with
-//! `--only` those with all of these texts in their names. `flux-kernels list` prints their names,
-//! and `flux-kernels nvrtc` the compiler. ARCH is `sm_90a` or another name of [`Arch`], or `all`; by
-//! default `sm_90a`.
+//! `flux-kernels compile --out DIR [--shipped | --cover] [--only TEXT]... [--arch ARCH]...`
+//! compiles every kernel ahead of time, without a GPU, and prints its resources. `--shipped` selects
+//! those that most ops take, `--cover` the fewest that have every tile and element type. `--only`
+//! leaves those with all of these texts in their names. ARCH is `sm_90a` or another name of
+//! [`Arch`], or `all`; by default `sm_90a`.
+//!
+//! `flux-kernels list` prints their names, and `flux-kernels nvrtc` the compiler.
 //!
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
 //! `wgmma`; 3 without NVRTC.

@@ -1,5 +1,5 @@
-//! Operands of the epilogue, activation and gates, in fp32, on the accumulators of a tile whose sum is
-//! complete.
+//! Operands of the epilogue, activation and gates, in fp32, on the accumulators of a tile whose sum
+//! is complete.
 //!
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
 

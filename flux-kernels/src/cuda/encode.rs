@@ -158,8 +158,8 @@ impl Extents {
         Self { rank: p.rank, global, x, y, own_first }
     }
 
-    /// Rows of a box of x. Where no matrix has as many rows as a tile, the copy unit would spend more
-    /// time on zeros than on rows, and nobody needs them: a row's products are its own.
+    /// Rows of a box of x: no more than a matrix has. The copy unit would spend more time on zeros
+    /// than on rows. Nobody needs those: a row's products are its own.
     fn boxed(&self, tile: TileShape) -> u32 {
         tile.m.min(self.global)
     }
@@ -397,8 +397,8 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     all
 }
 
-/// An operand of the result's extents, with its rows numbered as items number those of `y`: in two
-/// exchanges of a GEMM-AllReduce what a rank finishes counts the rows of its own shard.
+/// An operand of the result's extents, with its rows numbered as items number those of `y`. In two
+/// exchanges of a GEMM-AllReduce a rank finishes rows of its own shard, which are counted there.
 fn in_rows_of_items(p: &TileProgram, all: Matrix, rows: ResultRows) -> (Matrix, ResultRows) {
     if all.address == 0
         || p.problem.op().sums_to() != SumsTo::All

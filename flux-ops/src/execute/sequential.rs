@@ -93,8 +93,8 @@ impl Sequential {
         }
     }
 
-    /// Whether this rank's GEMM reads the operand. What is added to a sum over the ranks is read once
-    /// for each of its rows: by the rank that has the row, or by one that has all.
+    /// Whether this rank's GEMM reads the operand. What is added to a sum over the ranks is read
+    /// once for each of its rows: by the rank that has the row, or by one that has all.
     pub(super) fn reads(&self, operand: Operand, rank: Rank) -> bool {
         let has_rows = operand.extent() == Extent::Result;
         match (operand.presence(), self.kind) {

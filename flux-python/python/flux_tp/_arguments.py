@@ -49,8 +49,8 @@ ACTIVATIONS = {name: number for number, (name, *_) in enumerate(_native.activati
 # Numbers of the activations with gates.
 GATED = frozenset(number for number, (*_, gated, _) in enumerate(_native.activations()) if gated)
 
-# Operands beside x and weights, in the order of the kernels' arguments: whether each weight has one, and whether
-# they have the shape of the result.
+# Operands beside x and weights, in the order of the kernels' arguments: whether each weight has
+# one, and whether they have the shape of the result.
 INPUTS = {name: Input(of_weight, of_result) for name, of_weight, of_result in _native.further_inputs()}
 
 _MAX_WEIGHTS = _native.max_weights()

@@ -22,7 +22,8 @@ from ..errors import OperandError
 __all__ = ["arrange", "check_divides", "communicator", "distribute", "local", "present", "summed"]
 
 
-# By ranks, and whether they compute on the CPU. Held, as ranks would collect them at different times, and must agree on a new one.
+# By ranks, and whether they compute on the CPU. Held: ranks would collect them at different times,
+# and must agree on a new one.
 _of_meshes: dict[tuple[tuple[int, ...], bool], Communicator] = {}
 
 
