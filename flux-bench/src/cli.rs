@@ -2,7 +2,9 @@
 //!
 //! Invariant: the exit status is 0 only where everything was done, and found right where checked.
 
-use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace, tune};
+use crate::{
+    bench, doctor, end, lab, launch, limited, out, page, run, show, simulate, trace, tune,
+};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -35,6 +37,8 @@ enum Command {
     Simulate(simulate::Args),
     /// Show results that `bench --json` has written: as a table, as a picture
     Show(show::Args),
+    /// Make one page of HTML of records, or of two records beside each other
+    Report(page::Args),
     /// For maintainers: faults, soak, core, peers, links, first-call, gpu-ci
     #[command(subcommand)]
     Lab(lab::Command),
@@ -110,6 +114,7 @@ fn act(command: Command) -> anyhow::Result<u8> {
         Command::Trace(args) => trace::run(&args).map(|()| 0),
         Command::Simulate(args) => simulate::run(&args).map(|()| 0),
         Command::Show(args) => show::run(&args).map(|()| 0),
+        Command::Report(args) => page::run(&args).map(status),
         Command::Lab(command) => lab::run(&command).map(status),
     }
 }
@@ -354,12 +359,15 @@ mod tests {
     }
 
     #[test]
-    fn show_needs_files() {
+    fn show_needs_files_and_a_bound_something_to_compare() {
         for words in [
             "show --table rows",
             "show --svg a.svg",
             "show a.json --table other",
             "show a.json --ms x",
+            "show a.json b.json --compare --svg a.svg",
+            "report a.json --slower-than 2%",
+            "report a.json b.json --compare --slower-than x",
             "show",
         ] {
             assert!(
@@ -371,6 +379,10 @@ mod tests {
             "show a.json",
             "show a.json b.json --table summary --ms 64,128",
             "show a.json --table efficiency --svg a.svg",
+            "show a.json b.json --compare",
+            "report",
+            "report a.json results --output a.html",
+            "report a.json b.json --compare --slower-than 2%",
         ] {
             assert!(
                 Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(),

@@ -14,6 +14,7 @@
 mod atomic_file;
 mod bench;
 mod cli;
+mod compare;
 mod doctor;
 mod end;
 mod harness;
@@ -26,8 +27,10 @@ mod limited;
 mod limits;
 mod machine;
 mod out;
+mod page;
 mod plan;
 mod progress;
+mod record;
 mod report;
 mod run;
 mod shapes;
@@ -47,14 +50,13 @@ pub use harness::{
     Violation, Weight, w_window, x_window,
 };
 pub use lab::{CoreReport, FirstCallReport};
+pub use page::{Args as PageArgs, made as made_page};
 pub use plan::PlanArgs;
+pub use record::{LayerRow, LayersReport, read_ops as read_report};
 pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA, ServingReport};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{Layer, layers, parse_op, world};
-pub use show::{
-    Args as ShowArgs, read as read_report, read_peers as read_peers_report,
-    rendered as shown_table, svg as shown_picture,
-};
+pub use show::{Args as ShowArgs, picture as shown_picture, rendered as shown_table};
 pub use simulate::{
     Both, Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published,
     table as simulated_table,

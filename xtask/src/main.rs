@@ -55,6 +55,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Make one page of HTML of the records in `results/` (`--help` for its options)
+    #[command(disable_help_flag = true)]
+    Report {
+        /// Passed on to `flux-bench report`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run every test that needs no GPU: unit, integration and documentation tests, and the
     /// examples
     Test {
@@ -129,6 +136,7 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
     match task {
         Task::Bench { args } => cargo::flux_bench(&profile, &["bench"], &args),
         Task::Tune { args } => cargo::flux_bench(&profile, &["tune"], &args),
+        Task::Report { args } => cargo::flux_bench(&profile, &["report"], &args),
         Task::Faults { args } => cargo::flux_bench(&profile, &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench(&profile, &["doctor"], &[]),
         Task::Test { args } => test::run(&args),

@@ -11,6 +11,7 @@ mod soak;
 
 pub use core_gemm::CoreReport;
 pub use first_call::FirstCallReport;
+pub(crate) use first_call::SCHEMA as FIRST_CALL_SCHEMA;
 
 /// A laboratory command.
 #[derive(Debug, clap::Subcommand)]

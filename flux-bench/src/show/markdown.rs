@@ -58,14 +58,14 @@ fn peers_heading(peers: &PeersReport) -> String {
 }
 
 /// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
-pub(super) fn efficiency(row: &Row, decimals: usize) -> String {
+pub(crate) fn efficiency(row: &Row, decimals: usize) -> String {
     let percent =
         row.overlap_efficiency.filter(|_| resolved(row)).map(|efficiency| efficiency * 100.0);
     percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.decimals$}"))
 }
 
 /// How many times as long the serial path takes.
-pub(super) fn speed_up(row: &Row) -> f64 {
+pub(crate) fn speed_up(row: &Row) -> f64 {
     row.t_serial_ms.median / row.t_op_ms.median
 }
 

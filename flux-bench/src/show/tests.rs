@@ -1,9 +1,12 @@
 mod peers;
 
 use super::*;
+use crate::atomic_file;
 use crate::harness::Times;
-use crate::report::{Late, Measured, Row, Verified};
+use crate::record::{read_ops as read, read_peers};
+use crate::report::{Late, Measured, PEERS_SCHEMA, Row, SCHEMA, Verified};
 use flux_core::{DType, OpKind, Problem, WorldSize};
+use std::fs;
 
 fn flat(ms: f64) -> Times {
     Times { p10: ms, median: ms, p90: ms }
@@ -253,6 +256,7 @@ fn only_rows_that_are_asked_for_are_shown() {
             ms: ms.to_vec(),
             svg: None,
             peers: None,
+            compare: false,
         })
     };
     let rows = |text: String| {

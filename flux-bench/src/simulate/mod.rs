@@ -13,9 +13,9 @@ pub use row::{Simulation, plans, table};
 
 use crate::out;
 use crate::plan::PlanArgs;
+use crate::record;
 use crate::report;
 use crate::shapes::{self, LayerArgs};
-use crate::show;
 use anyhow::Context;
 use flux_core::machine::Machine;
 use row::SimulatedRow;
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let json = args.json.as_deref();
     report::check_json(json)?;
     if let Some(path) = &args.against {
-        let report = show::read(path)?;
+        let report = record::read_ops(path)?;
         let compared = compare(&report, args.plan, &args.machine)
             .with_context(|| path.display().to_string())?;
         let table = against::table(&compared, &args.machine);

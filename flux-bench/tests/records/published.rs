@@ -2,8 +2,8 @@
 
 use clap::Parser;
 use flux_bench::{
-    CoreReport, FirstCallReport, PeersReport, Report, SCHEMA, ShowArgs, read_peers_report,
-    read_report, shown_picture, shown_table,
+    CoreReport, FirstCallReport, LayerRow, LayersReport, PeersReport, Report, SCHEMA, ShowArgs,
+    shown_picture, shown_table,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -52,13 +52,18 @@ struct Shown {
     args: ShowArgs,
 }
 
-/// The lines of the table that this command prints.
-fn printed(command: &str) -> Vec<String> {
+/// The arguments of a command, with files below the root.
+fn shown(command: &str) -> ShowArgs {
     let mut args = Shown::parse_from(command.split_whitespace().skip(1)).args;
-    for path in args.files.iter_mut().chain(&mut args.peers) {
+    for path in args.files.iter_mut().chain(&mut args.peers).chain(&mut args.svg) {
         *path = root().join(&path);
     }
-    let text = shown_table(&args).unwrap();
+    args
+}
+
+/// The lines of the table that this command prints.
+fn printed(command: &str) -> Vec<String> {
+    let text = shown_table(&shown(command)).unwrap();
     text.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect()
 }
 
@@ -108,71 +113,60 @@ fn unaligned() -> Vec<String> {
     groups.into_iter().map(line).collect()
 }
 
-/// The table line of a row of whole layers. Its base is what vLLM does, and in training what
-/// Megatron-LM does.
-fn layers_line(row: &Value) -> String {
-    let ms = |mode: &str| row["ms"][mode].as_f64();
-    let flux = ms("flux").unwrap();
-    let base = if row["phase"] == "train" { "sp" } else { "ar" };
-    let others = row["ms"]
-        .as_object()
-        .unwrap()
-        .iter()
-        .filter(|(mode, _)| *mode != "none" && !mode.starts_with("flux"));
-    let times = others.filter_map(|(mode, ms)| Some((mode.as_str(), ms.as_f64()?)));
-    let (best, best_ms) = times.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-    let (none, base_ms) = (ms("none").unwrap(), ms(base).unwrap());
-    let [model, phase] = ["model", "phase"].map(|field| row[field].as_str().unwrap());
-    let (speed_up, hidden) = (base_ms / flux, (base_ms - flux) / (base_ms - none));
+/// The table line of a row of whole layers.
+fn layers_line(row: &LayerRow) -> String {
+    let (base, base_ms) = row.base().unwrap();
+    let (best, best_ms) = row.best_other().unwrap();
+    let [none, flux] = ["none", "flux"].map(|mode| row.ms[mode]);
+    let (speed_up, hidden) = (row.speed_up("flux").unwrap(), row.hidden("flux").unwrap());
     format!(
-        "| {model} | {phase} | {} | {none:.3} | {base_ms:.3} ({base}) | {best_ms:.3} ({best}) | \
-         {flux:.3} | {speed_up:.2} | {hidden:.2} |",
-        row["m"]
+        "| {} | {} | {} | {none:.3} | {base_ms:.3} ({base}) | {best_ms:.3} ({best}) | {flux:.3} | \
+         {speed_up:.2} | {hidden:.2} |",
+        row.model,
+        row.phase,
+        row.m.unwrap()
     )
 }
 
 /// The table line of a training row whose column-parallel layers keep what they have gathered.
-fn kept_line(row: &Value) -> String {
-    let ms = |mode: &str| row["ms"][mode].as_f64().unwrap();
-    let [none, sp, async_tp, flux, kept] = ["none", "sp", "async_tp", "flux", "flux_kept"].map(ms);
-    let (model, speed_up, hidden) =
-        (row["model"].as_str().unwrap(), sp / kept, (sp - kept) / (sp - none));
+fn kept_line(row: &LayerRow) -> String {
+    let [none, sp, async_tp, flux, kept] =
+        ["none", "sp", "async_tp", "flux", "flux_kept"].map(|mode| row.ms[mode]);
+    let (speed_up, hidden) = (row.speed_up("flux_kept").unwrap(), row.hidden("flux_kept").unwrap());
     format!(
-        "| {model} | {} | {none:.3} | {sp:.3} | {async_tp:.3} | {flux:.3} | {kept:.3} | \
-         {speed_up:.2} | {hidden:.2} |",
-        row["m"]
+        "| {} | {} | {none:.3} | {sp:.3} | {async_tp:.3} | {flux:.3} | {kept:.3} | {speed_up:.2} | \
+         {hidden:.2} |",
+        row.model,
+        row.m.unwrap()
     )
 }
 
 /// The table line of a row of Megatron-Core's steps, without the difference of losses.
-fn step_line(row: &Value) -> String {
-    let [theirs, flux] = ["megatron", "flux"].map(|mode| row["ms"][mode].as_f64().unwrap());
-    format!(
-        "| {} | {} | {theirs:.1} | {flux:.1} | {:.2} |",
-        row["model"].as_str().unwrap(),
-        row["m"],
-        theirs / flux
-    )
+fn step_line(row: &LayerRow) -> String {
+    let [theirs, flux] = ["megatron", "flux"].map(|mode| row.ms[mode]);
+    let speed_up = row.speed_up("flux").unwrap();
+    format!("| {} | {} | {theirs:.1} | {flux:.1} | {speed_up:.2} |", row.model, row.m.unwrap())
 }
 
 /// The table line of a row of vLLM's answers.
-fn answer_line(row: &Value) -> String {
-    let [theirs, flux] = ["default", "flux"].map(|mode| row["ms"][mode].as_f64().unwrap());
-    let [batch, input, output] = ["batch", "input", "output"].map(|field| &row[field]);
-    let case = row["case"].as_str().unwrap();
+fn answer_line(row: &LayerRow) -> String {
+    let [theirs, flux] = ["default", "flux"].map(|mode| row.ms[mode]);
+    let [batch, input, output] = [row.batch, row.input, row.output].map(Option::unwrap);
+    let case = row.case.as_ref().unwrap();
     let [their_step, step] = ["default", "flux"]
-        .map(|mode| row["step_ms"][mode].as_f64().map_or("-".to_owned(), |ms| format!("{ms:.2}")));
-    let times = format!("{theirs:.1} | {flux:.1} | {:.2} | {their_step} | {step}", theirs / flux);
+        .map(|mode| row.step_ms.get(mode).map_or("-".to_owned(), |ms| format!("{ms:.2}")));
+    let speed_up = row.speed_up("flux").unwrap();
+    let times = format!("{theirs:.1} | {flux:.1} | {speed_up:.2} | {their_step} | {step}");
     format!("| {case} | {batch} | {input} | {output} | {times} |")
 }
 
 /// The lines of all rows of some records that have what a line needs.
-fn lines_of(files: &str, needs: &str, line: fn(&Value) -> String) -> Vec<String> {
-    let records = files.split(' ').map(|file| {
-        serde_json::from_str::<Value>(&fs::read_to_string(root().join(file)).unwrap()).unwrap()
-    });
-    let rows = records.flat_map(|record| record["rows"].as_array().unwrap().clone());
-    rows.filter(|row| row["ms"][needs].is_number()).map(|row| line(&row)).collect()
+fn lines_of(files: &str, needs: &str, line: fn(&LayerRow) -> String) -> Vec<String> {
+    let read = |file: &str| -> LayersReport {
+        serde_json::from_slice(&fs::read(root().join(file)).unwrap()).unwrap()
+    };
+    let rows = files.split(' ').flat_map(|file| read(file).rows);
+    rows.filter(|row| row.ms.contains_key(needs)).map(|row| line(&row)).collect()
 }
 
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
@@ -183,7 +177,7 @@ fn tables_of_documents_stand_in_the_results() {
     let mut kinds = [0; 7];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
-            if comment.starts_with("flux-bench show ") {
+            if comment.starts_with("flux-bench show ") && !comment.contains(" --svg ") {
                 assert!(
                     table == printed(&comment),
                     "{name}: `{comment}` prints\n{}",
@@ -248,26 +242,35 @@ fn times_in_the_readme_stand_in_marked_tables() {
     }
 }
 
+/// What precedes a picture is the command that writes it.
 #[test]
-fn pictures_show_the_records_of_their_names() {
-    let mut pictures = 0;
+fn pictures_are_what_their_commands_write() {
+    let mut written = Vec::new();
+    for (name, document) in documents() {
+        for part in document.split("<!-- ").skip(1) {
+            let (command, rest) = part.split_once(" -->").unwrap();
+            if !command.contains(" --svg ") {
+                continue;
+            }
+            let args = shown(command);
+            let path = args.svg.clone().unwrap();
+            let file = path.file_name().unwrap().to_str().unwrap();
+            assert!(
+                rest.trim_start().lines().next().unwrap().contains(&format!("{file})")),
+                "{name}: `{command}` stands before another picture"
+            );
+            let committed = fs::read_to_string(&path).unwrap_or_default();
+            assert!(committed == shown_picture(&args).unwrap(), "{name}: run `{command}`");
+            written.push(file.to_owned());
+        }
+    }
     for entry in fs::read_dir(root().join("docs")).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "svg") {
-            continue;
-        }
-        let stem = path.file_stem().unwrap().to_str().unwrap();
-        let report = read_report(&root().join(format!("results/{stem}.json"))).unwrap();
-        let peers = root().join(format!("results/{}-peers.json", stem.trim_end_matches("-nvlink")));
-        let peers = peers.exists().then(|| read_peers_report(&peers, &report).unwrap());
-        let committed = fs::read_to_string(&path).unwrap();
-        assert!(
-            committed == shown_picture(&report, peers.as_ref()),
-            "{stem}: run `flux-bench show --svg`"
-        );
-        pictures += 1;
+        let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let is_picture = path.extension().is_some_and(|extension| extension == "svg");
+        assert!(!is_picture || written.contains(&file), "{file} is in no document");
     }
-    assert!(pictures > 0);
+    assert!(written.len() >= 3, "{written:?}");
 }
 
 /// The rows of a file as a report of type `R` writes them again, with their text, and as they are

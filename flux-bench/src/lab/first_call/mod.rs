@@ -9,7 +9,8 @@ mod tests;
 mod timing;
 
 pub use report::FirstCallReport;
-use report::{FirstCallRow, SCHEMA, table};
+pub(crate) use report::SCHEMA;
+use report::{FirstCallRow, table};
 
 use crate::atomic_file;
 use crate::harness::Defect;

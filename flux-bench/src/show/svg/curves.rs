@@ -28,7 +28,7 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
     };
     let mut curves = vec![
         Curve {
-            name: "fused op".to_owned(),
+            name: "flux".to_owned(),
             style: Style { colour: "#2f81f7", mark: Mark::Circle },
             of: Of::Own(|r| r.t_op_ms.median),
         },
@@ -52,6 +52,20 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
             style: Style { colour: "#2da44e", mark: Mark::Diamond },
             of: Of::Peer(peers, in_turn),
         });
+        let (one_shot, two_shot) =
+            (|r: &PeerRow| Some(r.one_shot_ms?.median), |r: &PeerRow| Some(r.two_shot_ms?.median));
+        curves.push(Curve {
+            name: name("one-shot"),
+            style: Style { colour: "#bf3989", mark: Mark::Cross },
+            of: Of::Peer(peers, one_shot),
+        });
+        curves.push(Curve {
+            name: name("two-shot"),
+            style: Style { colour: "#8a6d00", mark: Mark::Plus },
+            of: Of::Peer(peers, two_shot),
+        });
+        // Others than these ran at none of the shapes.
+        curves.retain(|curve| report.rows.iter().any(|row| curve.ratio(row).is_some()));
     }
     curves
 }

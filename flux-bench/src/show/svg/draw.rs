@@ -10,6 +10,8 @@ pub(super) enum Mark {
     Square,
     Triangle,
     Diamond,
+    Cross,
+    Plus,
 }
 
 /// A place in the picture, in pixels.
@@ -50,6 +52,18 @@ pub(super) fn curve(
             Mark::Triangle => {
                 writeln!(out, "<path d=\"M{x:.1} {:.1}l4 7h-8z\" fill=\"{colour}\"/>", y - 4.0)
             }
+            Mark::Cross => writeln!(
+                out,
+                "<path d=\"M{:.1} {:.1}l7 7m0 -7l-7 7\" stroke=\"{colour}\" \
+                 stroke-width=\"2\"/>",
+                x - 3.5,
+                y - 3.5
+            ),
+            Mark::Plus => writeln!(
+                out,
+                "<path d=\"M{:.1} {y:.1}h8m-4 -4v8\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+                x - 4.0
+            ),
             Mark::Diamond => writeln!(
                 out,
                 "<path d=\"M{x:.1} {:.1}l4 4l-4 4l-4 -4z\" fill=\"{colour}\"/>",
@@ -60,6 +74,17 @@ pub(super) fn curve(
     let _ = writeln!(
         out,
         "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
+    );
+}
+
+/// A bar from its corner on the left above.
+pub(super) fn bar(out: &mut String, at: Point, (width, height): (f64, f64), style: Style) {
+    let Point { x, y } = at;
+    let colour = style.colour;
+    let _ = writeln!(
+        out,
+        "<path d=\"M{x:.1} {y:.1}h{width:.1}v{height:.1}h-{width:.1}z\" fill=\"{colour}\" \
+         fill-opacity=\".7\"/>"
     );
 }
 
@@ -80,6 +105,7 @@ pub(super) fn text(out: &mut String, at: Point, anchor: &str, content: &str) {
         writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>");
 }
 
-pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// As text or as a quoted attribute of markup.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,20 +1,24 @@
 //! A report as a picture.
 //!
 //! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, on one scale for all panels,
-//! so that 1.0 is the GEMM alone everywhere. Peers above the scale are drawn at its upper end, with
-//! their value. No colour is near black or white: pictures stand on either.
+//! so that 1.0 is the GEMM alone everywhere. Peers above the scale are drawn at its upper end, under
+//! the value of the least. No colour is near black or white: pictures stand on either.
 
+mod bars;
 mod curves;
 mod draw;
 
-use super::{extremes, machine};
+pub(crate) use bars::{charts as layer_charts, svg as layers};
+pub(crate) use draw::escape;
+
+use super::{efficiency, extremes, machine};
 use crate::report::PeersReport;
 use crate::report::{Report, Row};
 use curves::Curve;
-use draw::{Point, escape, line, text};
+use draw::{Point, bar, line, text};
 
 /// A panel with its margins, in pixels, and how many of them stand side by side.
-const CELL: Point = Point { x: 430.0, y: 250.0 };
+const CELL: Point = Point { x: 430.0, y: 316.0 };
 const COLUMNS: usize = 2;
 /// Space above the panels, of the head and the legend.
 const TOP: f64 = 60.0;
@@ -22,6 +26,11 @@ const TOP: f64 = 60.0;
 /// below.
 const BEGIN: Point = Point { x: 48.0, y: 34.0 };
 const END: Point = Point { x: 414.0, y: 214.0 };
+/// Below the area, for overlap efficiencies: the base of their bars, and the height of 100 %.
+const BARS: f64 = 74.0;
+const WHOLE: f64 = 32.0;
+/// Bars end here, in parts of the whole.
+const BARS_SHOWN: f64 = 1.25;
 /// Height of a line of the legend.
 const LEGEND_LINE: f64 = 18.0;
 /// Up to here the scale goes for peers' sake; for the op's and the serial path's as far as they do.
@@ -57,57 +66,122 @@ struct Ticks {
     last: i32,
 }
 
-/// The picture, a panel for every op and model; with what peers took, where it is known.
-pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
-    let panels = panels(&report.rows);
-    let curves = curves::of(report, peers);
-    let own = || {
-        report
-            .rows
-            .iter()
-            .flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median))
-            .chain([1.0])
-    };
-    let (_, highest) = extremes(own());
-    let top = if peers.is_some() { highest.max(PEERS_SHOWN) } else { highest };
-    let drawn = || {
-        curves
-            .iter()
-            .flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r)))
-            .map(|ratio| ratio.min(top))
-    };
-    let (low, high) = extremes(own().chain(drawn()));
-    let ticks = Ticks::enclosing(low, high);
-    let (fewest, most) = extremes(report.rows.iter().map(|r| f64::from(r.head.m).log2()));
+/// A drawing of its own, with what stands above it.
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    pub(crate) subtitle: String,
+    pub(crate) svg: String,
+}
 
-    let above = TOP + if peers.is_some() { LEGEND_LINE } else { 0.0 };
-    let (width, height) =
-        (CELL.x * COLUMNS as f64, above + CELL.y * panels.len().div_ceil(COLUMNS) as f64);
-    let head = escape(&format!("{}: time / T_gemm over m", machine(report)));
-    let mut out = format!(
+/// What all panels of a record share.
+struct Frame<'a> {
+    curves: Vec<Curve<'a>>,
+    ticks: Ticks,
+    /// Logarithms of the fewest and of the most rows.
+    m: (f64, f64),
+}
+
+impl<'a> Frame<'a> {
+    fn of(report: &Report, peers: Option<&'a PeersReport>) -> Self {
+        let curves = curves::of(report, peers);
+        let own = || {
+            report
+                .rows
+                .iter()
+                .flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median))
+                .chain([1.0])
+        };
+        let (_, highest) = extremes(own());
+        let top = if peers.is_some() { highest.max(PEERS_SHOWN) } else { highest };
+        let drawn = || {
+            curves
+                .iter()
+                .flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r)))
+                .map(|ratio| ratio.min(top))
+        };
+        let (low, high) = extremes(own().chain(drawn()));
+        let ticks = Ticks::enclosing(low, high);
+        Self { ticks, m: extremes(report.rows.iter().map(|r| f64::from(r.head.m).log2())), curves }
+    }
+
+    fn panel<'p>(&'p self, corner: Point, rows: &'p [&'p Row]) -> Panel<'p> {
+        let ends = [corner.x + BEGIN.x + 20.0, corner.x + END.x - 20.0];
+        let x = Scale { low: self.m.0, high: self.m.1, ends };
+        let y = Scale {
+            low: self.ticks.at(self.ticks.first),
+            high: self.ticks.at(self.ticks.last),
+            ends: [corner.y + END.y, corner.y + BEGIN.y],
+        };
+        Panel { corner, rows, curves: &self.curves, x, y, ticks: self.ticks }
+    }
+}
+
+/// What begins a drawing.
+fn begin((width, height): (f64, f64), title: &str) -> String {
+    format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          width=\"{width}\" height=\"{height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"12\" fill=\"{GREY}\">\n<title>{head}</title>\n"
-    );
+         font-size=\"12\" fill=\"{GREY}\">\n<title>{title}</title>\n"
+    )
+}
+
+/// The picture, a panel for every op and model; with what peers took, where it is known.
+pub(super) fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
+    let panels = panels(&report.rows);
+    let frame = Frame::of(report, peers);
+    let above = TOP + if peers.is_some() { LEGEND_LINE } else { 0.0 };
+    let size = (CELL.x * COLUMNS as f64, above + CELL.y * panels.len().div_ceil(COLUMNS) as f64);
+    let head = escape(&format!("{}: time / T_gemm over m", machine(report)));
+    let mut out = begin(size, &head);
     text(&mut out, Point { x: BEGIN.x, y: 20.0 }, "start", &head);
-    legend(&mut out, &curves);
+    legend(&mut out, &frame.curves);
     for (i, rows) in panels.iter().enumerate() {
         let corner =
             Point { x: (i % COLUMNS) as f64 * CELL.x, y: above + (i / COLUMNS) as f64 * CELL.y };
-        let x = Scale {
-            low: fewest,
-            high: most,
-            ends: [corner.x + BEGIN.x + 20.0, corner.x + END.x - 20.0],
-        };
-        let y = Scale {
-            low: ticks.at(ticks.first),
-            high: ticks.at(ticks.last),
-            ends: [corner.y + END.y, corner.y + BEGIN.y],
-        };
-        Panel { corner, rows, curves: &curves, x, y, ticks }.draw(&mut out);
+        let panel = frame.panel(corner, rows);
+        let title = escape(&format!("{}, {}: {}", panel.op(), panel.model(), panel.extents()));
+        text(&mut out, Point { x: corner.x + BEGIN.x, y: corner.y + 10.0 }, "start", &title);
+        panel.draw(&mut out);
     }
     out.push_str("</svg>\n");
     out
+}
+
+/// The panels as drawings of their own, without titles.
+pub(crate) fn charts(report: &Report, peers: Option<&PeersReport>) -> Vec<Chart> {
+    const CUT: f64 = 14.0;
+    let frame = Frame::of(report, peers);
+    let panels = panels(&report.rows);
+    let charts = panels.iter().map(|rows| {
+        let panel = frame.panel(Point { x: 0.0, y: -CUT }, rows);
+        let title = format!("{}, {}", panel.op(), panel.model());
+        let mut svg =
+            begin((CELL.x, CELL.y - CUT), &escape(&format!("{title}: time / T_gemm over m")));
+        panel.draw(&mut svg);
+        Chart { title, subtitle: panel.extents(), svg: svg + "</svg>" }
+    });
+    charts.collect()
+}
+
+/// The curves' samples with their names, the GEMM alone last.
+pub(crate) fn legends(report: &Report, peers: Option<&PeersReport>) -> Vec<Chart> {
+    const WIDTH: f64 = 30.0;
+    let sample = |title: &str, draw: &dyn Fn(&mut String)| {
+        let mut svg = begin((WIDTH, 12.0), &escape(title));
+        draw(&mut svg);
+        Chart { title: title.to_owned(), subtitle: String::new(), svg: svg + "</svg>" }
+    };
+    let mut all: Vec<Chart> = curves::of(report, peers)
+        .iter()
+        .map(|curve| {
+            let ends = [4.0, WIDTH - 4.0].map(|x| Point { x, y: 6.0 });
+            sample(&curve.name, &|out| draw::curve(out, curve.style, ends.into_iter()))
+        })
+        .collect();
+    all.push(sample("the GEMM alone, 1.0", &|out| {
+        line(out, Point { x: 0.0, y: 6.0 }, WIDTH, DASHED);
+    }));
+    all
 }
 
 /// The rows of each op and shape but for `m`, by rising `m`, in the report's order.
@@ -157,16 +231,26 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
+    fn op(&self) -> &str {
+        match self.rows[0].head.op.as_str() {
+            "ag_gemm" => "AllGather-GEMM",
+            "gemm_rs" => "GEMM-ReduceScatter",
+            "gemm_ar" => "GEMM-AllReduce",
+            other => other,
+        }
+    }
+
+    fn model(&self) -> &str {
+        &self.rows[0].head.model
+    }
+
+    fn extents(&self) -> String {
+        format!("n {}, k {}", self.rows[0].head.n, self.rows[0].head.k)
+    }
+
     fn draw(&self, out: &mut String) {
         let Self { corner, rows, curves, x, y, ticks } = self;
         let (left, right) = (corner.x + BEGIN.x, corner.x + END.x);
-        let head = &rows[0].head;
-        text(
-            out,
-            Point { x: left, y: corner.y + 20.0 },
-            "start",
-            &escape(&format!("{}, {}: n {}, k {}", head.op, head.model, head.n, head.k)),
-        );
         let decimals = if ticks.step < 0.1 { 2 } else { 1 };
         for tick in ticks.first..=ticks.last {
             let value = ticks.at(tick);
@@ -182,17 +266,34 @@ impl Panel<'_> {
             text(out, Point { x: of_m(row), y: below }, "middle", &row.head.m.to_string());
         }
         text(out, Point { x: left - 6.0, y: below }, "end", "m");
+        // Of those above the scale the least, which flux is nearest to.
+        for row in *rows {
+            let above = curves.iter().filter_map(|curve| curve.ratio(row)).filter(|&r| r > y.high);
+            let least = above.fold(f64::INFINITY, f64::min);
+            if least.is_finite() {
+                let over = Point { x: of_m(row), y: y.at(y.high) - 7.0 };
+                text(out, over, "middle", &format!("{least:.1}"));
+            }
+        }
+        let base = corner.y + END.y + BARS;
+        line(out, Point { x: left, y: base }, right, "stroke-opacity=\".5\"");
+        line(out, Point { x: left, y: base - WHOLE }, right, "stroke-opacity=\".3\"");
+        for row in *rows {
+            let x = of_m(row);
+            let percent = efficiency(row, 0);
+            if let Ok(height) = percent.parse::<f64>() {
+                let height = (height / 100.0).clamp(0.0, BARS_SHOWN) * WHOLE;
+                bar(out, Point { x: x - 5.0, y: base - height }, (10.0, height), curves[0].style);
+            }
+            text(out, Point { x, y: base + 16.0 }, "middle", &percent);
+        }
+        text(out, Point { x: left - 6.0, y: base + 16.0 }, "end", "E %");
         // The first of the legend on top of the others.
         for curve in curves.iter().rev() {
             let ratios = || rows.iter().filter_map(|row| Some((of_m(row), curve.ratio(row)?)));
-            let top = y.high;
             if ratios().next().is_some() {
-                let points = ratios().map(|(x, ratio)| Point { x, y: y.at(ratio.min(top)) });
+                let points = ratios().map(|(x, ratio)| Point { x, y: y.at(ratio.min(y.high)) });
                 draw::curve(out, curve.style, points);
-            }
-            for (x, ratio) in ratios().filter(|&(_, ratio)| ratio > top) {
-                let beside = Point { x: x + 7.0, y: y.at(top) + 4.0 };
-                text(out, beside, "start", &format!("{ratio:.1}"));
             }
         }
     }

@@ -60,9 +60,11 @@ fn the_table_has_a_column_of_the_best_peer() {
 fn the_picture_has_the_peers_and_tells_the_value_of_a_point_above_it() {
     let (plain, picture) = (svg(&both_ops(), None), svg(&both_ops(), Some(&peers())));
     let count = |picture: &str, what: &str| picture.matches(what).count();
-    assert_eq!((count(&plain, "<path"), count(&plain, "PyTorch")), (0, 0));
+    // A bar for the efficiency of each row.
+    assert_eq!((count(&plain, "<path"), count(&plain, "PyTorch")), (3, 0));
     // Two points of each of two peers, and as many in the legend.
-    assert_eq!((count(&picture, "<path"), count(&picture, "PyTorch 2.11.0 ")), (2 * 2 + 2 * 2, 2));
+    let peers = count(&picture, "<path") - count(&plain, "<path");
+    assert_eq!((peers, count(&picture, "PyTorch 2.11.0 ")), (2 * 2 + 2 * 2, 2));
     assert_eq!(count(&picture, "<polyline"), count(&plain, "<polyline") + 2 + 2);
     assert_eq!(count(&picture, ">3.4</text>"), 1, "{picture}");
     assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");

@@ -1,0 +1,170 @@
+//! Whole layers, steps and answers: what a layer gains, then bars of every row.
+
+use super::html::{Cell, Column, Html};
+use super::{Named, machines};
+use crate::record::{LayerRow, LayersReport, Record};
+use crate::report::ms;
+use crate::show::layer_charts;
+use std::collections::BTreeSet;
+
+pub(super) fn section(page: &mut Html, records: &[Named]) {
+    let mut all: Vec<(&Named, &LayersReport)> = records
+        .iter()
+        .filter_map(|named| match &named.record {
+            Record::Layers(report) => Some((named, report)),
+            _ => None,
+        })
+        .collect();
+    // Engines and training frameworks follow.
+    all.sort_by_key(|(_, report)| report.kind != "layers");
+    if all.is_empty() {
+        return;
+    }
+    page.paragraph(
+        "",
+        "PyTorch layers of real models, with attention, norms and activations. The gain is the time \
+         with NCCL over the time with flux: over NCCL's AllReduce in prefill and decode, over \
+         Megatron-LM's AllGather and ReduceScatter in training. The best other way may be PyTorch's \
+         symmetric memory. Hidden is the share of what collectives add to a layer that flux saves.",
+    );
+    for phase in phases(&all) {
+        gains(page, &phase, &all);
+    }
+    let head = [
+        Column::Words("record"),
+        Column::Words("model"),
+        Column::Words("phase"),
+        Column::Number("m or batch"),
+        Column::Number("NCCL ms"),
+        Column::Words("by"),
+        Column::Number("flux ms"),
+        Column::Number("gain"),
+        Column::Number("over best"),
+        Column::Number("hidden"),
+    ];
+    let rows: Vec<Vec<Cell>> = all
+        .iter()
+        .flat_map(|(named, report)| report.rows.iter().map(move |row| (*named, row)))
+        .filter_map(|(named, row)| Some(line((named, row, gain(row)?))))
+        .collect();
+    let (mut table, mut words) = (Html::default(), Html::default());
+    table.table(&head, &rows);
+    words.spans(&[("", &format!("All {} rows in numbers", rows.len()))]);
+    page.details(("", "numbers"), false, &words, &table);
+    page.heading("Every way in bars");
+    page.paragraph(
+        "note",
+        "Milliseconds of a layer, a training step or an answer; shorter is better. The outline has no \
+         collectives at all and is wrong by design: it is the bound. flux's bars are blue and its words \
+         bold. Whiskers reach from p10 to p90, for vLLM from the least to the most.",
+    );
+    for (number, (named, report)) in all.iter().enumerate() {
+        let mut content = Html::default();
+        content.charts("cards", report.rows.len(), &layer_charts(report));
+        let why = report.rows.iter().flat_map(|row| &row.why);
+        let mut reasons: Vec<String> =
+            why.map(|(mode, why)| format!("{}: {why}", LayersReport::title(mode))).collect();
+        reasons.sort();
+        reasons.dedup();
+        if !reasons.is_empty() {
+            content.paragraph("origin", &format!("Not run: {}.", reasons.join("; ")));
+        }
+        let gains: Vec<f64> = report.rows.iter().filter_map(|row| Some(gain(row)?.1)).collect();
+        let (low, high) = crate::show::extremes(gains.into_iter());
+        let sum = format!("{low:.2}x to {high:.2}x");
+        machines::block(page, named, (&machines::on(&named.record), &sum), number == 0, &content);
+    }
+}
+
+/// Phases, with what an engine did in them, in the order of the records.
+fn phases(all: &[(&Named, &LayersReport)]) -> Vec<String> {
+    let mut phases = Vec::new();
+    for row in all.iter().flat_map(|(_, report)| &report.rows) {
+        if !phases.contains(&phase(row)) {
+            phases.push(phase(row));
+        }
+    }
+    let order = ["prefill", "decode", "train"];
+    phases.sort_by_key(|phase| order.iter().position(|name| name == phase).unwrap_or(order.len()));
+    phases
+}
+
+fn phase(row: &LayerRow) -> String {
+    row.case.as_ref().map_or_else(|| row.phase.clone(), |case| format!("{} {case}", row.phase))
+}
+
+/// The gains of a phase: a line for each model and record, a column for each number of rows.
+fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
+    let rows = || {
+        let rows = all.iter().flat_map(|(n, report)| report.rows.iter().map(move |row| (*n, row)));
+        rows.filter(|(_, row)| phase(row) == of)
+    };
+    let sizes: BTreeSet<u32> = rows().filter_map(|(_, row)| row.m.or(row.batch)).collect();
+    let by_batch = rows().all(|(_, row)| row.m.is_none());
+    let titles: Vec<String> = sizes
+        .iter()
+        .map(|size| if by_batch { format!("batch {size}") } else { format!("m {size}") })
+        .collect();
+    let mut columns = vec![Column::Words("model"), Column::Words("record"), Column::Words("over")];
+    columns.extend(titles.iter().map(|title| Column::Number(title)));
+    let mut lines: Vec<(&Named, String, &str)> = Vec::new();
+    for (named, row) in rows() {
+        let base = row.base().map_or("", |(mode, _)| mode);
+        if !lines.iter().any(|(n, model, _)| (&n.name, model) == (&named.name, &model_of(row))) {
+            lines.push((named, model_of(row), base));
+        }
+    }
+    let cells = lines.iter().map(|(named, model, base)| {
+        let mut cells: Vec<Cell> = vec![
+            model.clone().into(),
+            Cell::Link { to: named.name.clone(), words: named.name.clone() },
+            LayersReport::title(base).into(),
+        ];
+        cells.extend(sizes.iter().map(|size| {
+            let is_it = |(n, row): &(&Named, &LayerRow)| {
+                (&n.name, model_of(row), row.m.or(row.batch))
+                    == (&named.name, model.clone(), Some(*size))
+            };
+            Cell::Gain(rows().find(is_it).and_then(|(_, row)| Some(gain(row)?.1)))
+        }));
+        cells
+    });
+    let cells: Vec<Vec<Cell>> = cells.collect();
+    page.heading(&match of {
+        "prefill" => "Prefill".to_owned(),
+        "decode" => "Decode".to_owned(),
+        "train" => "Training: forward and backward of a layer".to_owned(),
+        "megatron" => "Training: a step of Megatron-Core".to_owned(),
+        other => other.replace("vllm", "vLLM:"),
+    });
+    page.table(&columns, &cells);
+}
+
+/// The model, with its element type where that is not bf16.
+fn model_of(row: &LayerRow) -> String {
+    row.dtype.as_ref().map_or_else(|| row.model.clone(), |dtype| format!("{} {dtype}", row.model))
+}
+
+/// The fastest way of flux, and how many times as long the base takes.
+fn gain(row: &LayerRow) -> Option<(&str, f64)> {
+    let ways = row.modes().into_iter().filter(|(mode, _)| LayersReport::is_flux(mode));
+    let gains = ways.filter_map(|(mode, _)| Some((mode, row.speed_up(mode)?)));
+    gains.max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn line((named, row, (mode, gain)): (&Named, &LayerRow, (&str, f64))) -> Vec<Cell> {
+    let flux = row.ms[mode];
+    let (base, base_ms) = row.base().unwrap_or_default();
+    vec![
+        Cell::Link { to: named.name.clone(), words: named.name.clone() },
+        model_of(row).into(),
+        phase(row).into(),
+        row.m.or(row.batch).map_or_else(String::new, |m| m.to_string()).into(),
+        ms(base_ms).into(),
+        LayersReport::title(base).into(),
+        ms(flux).into(),
+        Cell::Gain(Some(gain)),
+        Cell::Gain(row.best_other().map(|(_, ms)| ms / flux)),
+        row.hidden(mode).map_or_else(|| "-".to_owned(), |h| format!("{:.0} %", 100.0 * h)).into(),
+    ]
+}

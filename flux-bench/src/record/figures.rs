@@ -1,0 +1,73 @@
+//! The times of a record that two records are compared by.
+
+use super::{LayersReport, Record};
+use crate::harness::Times;
+
+/// A time of flux, and one of the same run that flux has no part in.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Figure {
+    /// Of what: op, model and m, or model, phase and m.
+    pub(crate) row: String,
+    pub(crate) ms: Times,
+    /// Tells a change of the machine from one of flux.
+    pub(crate) control: Option<f64>,
+}
+
+/// A time without a spread.
+const fn alone(ms: f64) -> Times {
+    Times { p10: ms, median: ms, p90: ms }
+}
+
+impl Record {
+    /// One figure a row, or as many as a row has ways of flux; rows of peers have none.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let of = |row: String, ms: Times, control: f64| Figure { row, ms, control: Some(control) };
+        match self {
+            Self::Ops(report) => report
+                .rows
+                .iter()
+                .map(|r| of(r.head.to_string(), r.t_op_ms, r.t_serial_ms.median))
+                .collect(),
+            Self::Serving(report) => report
+                .serving
+                .iter()
+                .map(|r| {
+                    let calls = r.calls as f64;
+                    let row = format!("{}, mean of {} calls", r.head, r.trace);
+                    of(row, alone(r.total_op_ms / calls), r.total_serial_ms / calls)
+                })
+                .collect(),
+            Self::Core(report) => report
+                .rows
+                .iter()
+                .map(|r| of(r.head.to_string(), r.t_core_ms, r.t_gemm_ms.median))
+                .collect(),
+            Self::FirstCall(report) => report
+                .rows
+                .iter()
+                .map(|r| of(r.head.to_string(), alone(r.first_call_ms), r.warm_ms.median))
+                .collect(),
+            Self::Layers(report) => report
+                .rows
+                .iter()
+                .flat_map(|row| {
+                    let modes = row.modes().into_iter();
+                    modes.filter(|(mode, _)| LayersReport::is_flux(mode)).map(|(mode, ms)| {
+                        let [p10, p90] = row.spread.get(mode).copied().unwrap_or([ms, ms]);
+                        Figure {
+                            row: format!("{}, {}", row.label(), LayersReport::title(mode)),
+                            ms: Times { p10, median: ms, p90 },
+                            control: row.base().map(|(_, ms)| ms),
+                        }
+                    })
+                })
+                .collect(),
+            Self::Simulated(report) => report
+                .rows
+                .iter()
+                .map(|r| of(r.head.to_string(), alone(r.t_op_ms), r.t_gemm_ms))
+                .collect(),
+            Self::Peers(_) => Vec::new(),
+        }
+    }
+}
