@@ -39,7 +39,10 @@ const STEPS: [Line; 39] = [
     // 20 seconds.
     ("soak-random", "lab soak TP --random 0.34", always),
     // Several ranks on each GPU, as threads, which divide it, and as processes, which take turns.
-    ("soak-shared", "lab soak --quick --ranks-per-gpu PER", shared),
+    // Threads have queues for the streams of all: a wait in a shared queue blocks other ranks.
+    ("soak-shared",
+     "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32 \
+      lab soak --quick --ranks-per-gpu PER", shared),
     ("soak-nvlink-shared",
      "lab soak --quick --ranks-per-gpu PER --processes --transport nvlink", shared),
     ("soak-pcie-shared",
@@ -49,8 +52,7 @@ const STEPS: [Line; 39] = [
     ("soak-mixed-processes-shared",
      "lab soak --quick --ranks-per-gpu PER --processes --transport mixed --nodes 2",
      shared),
-    // Two threads of a node on each GPU. Queues for the streams of several ranks on a device: a
-    // wait in a shared queue blocks other ranks.
+    // Two threads of a node on each GPU.
     ("soak-mixed-shared",
      "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32 \
       lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", shared_pair),
