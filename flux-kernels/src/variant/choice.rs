@@ -81,9 +81,9 @@ impl Variant {
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms. Each
-    /// op also has every element type, with and without gates. Weights of sums are `[k, n]` where
-    /// partial sums are of the op's type, which takes registers. Large tiles, which have few, also
-    /// send [`Partials::F32`].
+    /// op also has every element type, with and without gates. Sums take registers for loading
+    /// ahead, or else for weights of `[k, n]`. Large tiles, which have few registers, also send
+    /// [`Partials::F32`].
     ///
     /// The portable kernel has small tiles for compute capability 8.0 alone: elsewhere registers are
     /// what may differ, and small tiles have enough. PTX for `compute_80` has the same front end as
@@ -97,8 +97,10 @@ impl Variant {
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
             .map(|variant| variant.with_partials(Partials::F32));
-        let sums =
-            of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
+        let sums = of_op(OpKind::GemmReduceScatter).map(|variant| {
+            let takes_registers = matches!(variant.form, Form::Hopper(_)) && variant.loads_ahead();
+            if takes_registers { variant } else { variant.with_weights(WeightLayout::Kn) }
+        });
         let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80);
         of_op(OpKind::AllGatherGemm)
             .chain(sums)

@@ -17,6 +17,8 @@ const BLOCK: u32 = 64;
 const CONSUMER_REGISTERS: u32 = 224;
 /// Registers of the other roles' threads.
 const PRODUCER_REGISTERS: u32 = 56;
+/// Most columns of a consumer's m64 block beside which a kernel of sums loads ahead.
+const MOST_SUMS: u32 = 128;
 /// Most vectors of a piece that a thread adds from the ring, where its tile swaps operands.
 const PIECE_VECTORS: u32 = 16;
 /// The same of split-K partials.
@@ -51,8 +53,7 @@ constants! {
         accumulators: u32,
         /// Words of a residual that a thread loads at once, as registers allow.
         residual_loads: u32,
-        /// Whether constant weights are loaded while the launch ahead ends. With weights `[k, n]`
-        /// or fp32 partial sums no register is left for it.
+        /// Whether constant weights are loaded while the launch ahead ends.
         loads_ahead: bool,
         /// Whether partial tiles are sent to slots and added from there.
         sends_partials: bool,
@@ -200,7 +201,7 @@ impl Variant {
             wgmma_n,
             accumulators: wgmma_n / 2,
             residual_loads: if sums > 256 { 4 } else { 16 },
-            loads_ahead: self.weights == WeightLayout::Nk && widening == 1,
+            loads_ahead: self.loads_ahead(),
             sends_partials: reduces && can_send,
             vectors,
             producer_registers: PRODUCER_REGISTERS,
@@ -262,6 +263,17 @@ impl Variant {
             true => self.tile.m / CONSUMERS,
         };
         OutBox { row_bytes: row_bytes.unwrap_or(VECTOR_BYTES), rows }
+    }
+
+    /// Whether constant weights are loaded while the launch ahead ends. With weights `[k, n]` or
+    /// fp32 partial sums no register is left for it. Kernels of sums have some where a consumer's
+    /// accumulators are few and fill whole pieces.
+    pub(super) const fn loads_ahead(&self) -> bool {
+        let sums = self.tile.m * self.tile.n / (CONSUMERS * BLOCK);
+        let has_registers = !self.op.reduces() || sums <= MOST_SUMS && sums.is_power_of_two();
+        matches!(self.weights, WeightLayout::Nk)
+            && matches!(self.numerics.partials, Partials::Output)
+            && has_registers
     }
 
     /// Whether consumers split a tile by columns instead of rows.
