@@ -105,21 +105,17 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         .iter()
         .map(|size| if by_batch { format!("batch {size}") } else { format!("m {size}") })
         .collect();
-    let mut columns = vec![Column::Words("model"), Column::Words("record"), Column::Words("over")];
+    let mut columns = vec![Column::Words("model")];
     columns.extend(titles.iter().map(|title| Column::Number(title)));
-    let mut lines: Vec<(&Named, String, &str)> = Vec::new();
+    columns.push(Column::Words("record"));
+    let mut lines: Vec<(&Named, String)> = Vec::new();
     for (named, row) in rows() {
-        let base = row.base().map_or("", |(mode, _)| mode);
-        if !lines.iter().any(|(n, model, _)| (&n.name, model) == (&named.name, &model_of(row))) {
-            lines.push((named, model_of(row), base));
+        if !lines.iter().any(|(n, model)| (&n.name, model) == (&named.name, &model_of(row))) {
+            lines.push((named, model_of(row)));
         }
     }
-    let cells = lines.iter().map(|(named, model, base)| {
-        let mut cells: Vec<Cell> = vec![
-            model.clone().into(),
-            Cell::Link { to: named.name.clone(), words: named.name.clone() },
-            LayersReport::title(base).into(),
-        ];
+    let cells = lines.iter().map(|(named, model)| {
+        let mut cells: Vec<Cell> = vec![model.clone().into()];
         cells.extend(sizes.iter().map(|size| {
             let is_it = |(n, row): &(&Named, &LayerRow)| {
                 (&n.name, model_of(row), row.m.or(row.batch))
@@ -127,6 +123,7 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
             };
             Cell::Gain(rows().find(is_it).and_then(|(_, row)| Some(gain(row)?.1)))
         }));
+        cells.push(Cell::Link { to: named.name.clone(), words: named.name.clone() });
         cells
     });
     let cells: Vec<Vec<Cell>> = cells.collect();
