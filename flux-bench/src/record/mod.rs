@@ -142,7 +142,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Record> {
 /// The report of ops in `path`.
 ///
 /// # Errors
-/// As [`read`]; and the file is of another kind.
+/// As `read`; and the file is of another kind.
 pub fn read_ops(path: &Path) -> anyhow::Result<Report> {
     of_kind(path, Kind::Ops, check::ops)
 }

@@ -120,7 +120,7 @@ impl Args {
 /// The Markdown that `flux-bench show` prints.
 ///
 /// # Errors
-/// As [`record::read_ops`] and [`record::read_peers`]; two files to compare are of two kinds.
+/// As `read_ops` and `read_peers` of records; two files to compare are of two kinds.
 pub fn rendered(args: &Args) -> anyhow::Result<String> {
     if args.compare {
         return Ok(compare::files(&args.files)?.markdown(Bound::NONE));
