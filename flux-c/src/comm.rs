@@ -234,7 +234,7 @@ pub unsafe extern "C" fn flux_comm_from_env(
         let (options, defaults) = unsafe { read_options(options) }?;
         let world = launched(options.deadline.max(START))?;
         let connected = Communicator::connect_blocking(&world, options)?;
-        // SAFETY: as above.
+        // SAFETY: the caller's place for a handle, which was found not NULL.
         unsafe { comm.write(keep(connected, defaults, Some(world))) };
         Ok(())
     })
@@ -291,7 +291,7 @@ pub unsafe extern "C" fn flux_comm_init_rank(
             builder.across_hosts(meeting, Secret::new(bytes).map_err(ConnectError::from)?)?
         };
         let connected = Communicator::connect_blocking(&world, options)?;
-        // SAFETY: as above.
+        // SAFETY: the caller's place for a handle, which was found not NULL.
         unsafe { comm.write(keep(connected, defaults, None)) };
         Ok(())
     })
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn flux_comm_rebuild(
             other => return Err(Error::argument(format!("who = {other} is no flux_rebuild"))),
         };
         let made = comm.comm.rebuild_blocking(who).map_err(of_rebuild)?;
-        // SAFETY: as above.
+        // SAFETY: the caller's place for a handle, which was found not NULL.
         unsafe { rebuilt.write(keep(made, comm.defaults, None)) };
         Ok(())
     })

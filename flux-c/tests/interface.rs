@@ -788,7 +788,7 @@ fn equal_rows_of_a_batch_invariant_op_have_equal_bits() {
     let unknown =
         flux_op_options { flags: FLUX_OP_F32_PARTIALS << 1, ..options(FLUX_ALL_GATHER_GEMM) };
     let mut none = null_mut();
-    // SAFETY: as above.
+    // SAFETY: options and a place for the handle, which outlive the call.
     refused(
         unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) },
         FLUX_ERROR_ARGUMENT,

@@ -69,7 +69,7 @@ pub struct PinnedBlock {
 // SAFETY: the block is plain memory; whoever reads or writes it through `host` answers for the
 // accesses.
 unsafe impl Send for PinnedBlock {}
-// SAFETY: as above.
+// SAFETY: shared references hand out its address alone, and no access to its bytes.
 unsafe impl Sync for PinnedBlock {}
 
 const PORTABLE_MAPPED: u32 = 1 | 2;

@@ -111,7 +111,7 @@ fn raw_memory_is_checked_against_its_own_description() {
         TensorError::BeyondAddresses { address: last, bytes: 512 }
     );
     assert_eq!(view(RawTensor { address: last - 512, ..raw }).unwrap().view().bytes().end, last);
-    // SAFETY: as above.
+    // SAFETY: it is refused for its element type, and nothing is read.
     let other = unsafe { TensorRef::<f16>::from_raw(raw) }.unwrap_err();
     assert_eq!(
         other,

@@ -256,7 +256,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
     let address = node.address(&y);
     let inside = RawTensor { address, location: here, ..raw };
     let output = RawTensor { layout: ly, available: ly.span(), ..inside };
-    // SAFETY: as above; `y` outlives the call.
+    // SAFETY: the memory of `y`, which outlives the call.
     let mut output = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
     let refused = with
         .call(&x)

@@ -346,7 +346,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
         );
     }
     // `y` on the gain.
-    // SAFETY: as above.
+    // SAFETY: the memory of `y`, which outlives the call.
     let on_y = unsafe { TensorRef::<bf16>::from_raw(raw(node.address(&y), here, whole)).unwrap() };
     let error = refused!(with, &mut y, norm(&on_y, &mut node.view_mut(&mut other, ly)));
     assert!(matches!(error, CallError::Overlap { output: "y", operand: "gain", .. }), "{error}");

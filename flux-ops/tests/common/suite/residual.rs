@@ -294,7 +294,7 @@ fn make_every_bad_call(with: &FusedLinear, without: &FusedLinear, case: &Case<bf
         RawTensor { address: address + 16, ..output },
         RawTensor { layout: wide, available: wide.span(), ..output },
     ] {
-        // SAFETY: as above; `y` outlives the call.
+        // SAFETY: the memory of `y`, which outlives the call.
         let mut y = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
         let error = with
             .call(&x)
