@@ -515,7 +515,7 @@ unsafe fn forward(
         }
         let count = if kind.is_of_weight() { weights } else { 1 };
         for weight in 0..count {
-            // SAFETY: the caller's flags say that the tensors of this operand are there, one a weight.
+            // SAFETY: the caller's flags say that this operand's tensors are there, one a weight.
             let tensor = unsafe { of_weight(name, tensors, weight, count, location) }?;
             operands.set(kind, weight, tensor);
         }

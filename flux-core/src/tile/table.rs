@@ -20,8 +20,8 @@ const FEWEST_STAGES: u32 = 3;
 pub const PORTABLE_WARPS: u32 = 8;
 /// Fewest stages of the portable kernel: one is filled while another is multiplied.
 const FEWEST_PORTABLE_STAGES: u32 = 2;
-/// Most stages of a ring.
-const MOST_STAGES: u32 = 22;
+/// Most stages of a ring, as many as of the smallest tile fit.
+const MOST_STAGES: u32 = 18;
 /// Most stages of the portable kernel's ring.
 const MOST_PORTABLE_STAGES: u32 = 12;
 /// Rings of more stages have whole pairs, which are loaded together.

@@ -266,8 +266,8 @@ impl Variant {
     }
 
     /// Whether constant weights are loaded while the launch ahead ends. With weights `[k, n]` or
-    /// fp32 partial sums no register is left for it. Kernels of sums have some where a consumer's
-    /// accumulators are few and fill whole pieces.
+    /// fp32 partial sums no register is left for it. Of sums, kernels whose consumers have few
+    /// accumulators do not spill then, a power of two; 64x96 does.
     pub(super) const fn loads_ahead(&self) -> bool {
         let sums = self.tile.m * self.tile.n / (CONSUMERS * BLOCK);
         let has_registers = !self.op.reduces() || sums <= MOST_SUMS && sums.is_power_of_two();
