@@ -19,6 +19,7 @@ pub mod rank;
 pub mod signal;
 pub mod simulate;
 pub mod tile;
+pub mod timeline;
 
 pub use nodes::Nodes;
 pub use numerics::{DType, ElementType, Numerics, Partials};

@@ -13,6 +13,7 @@ use crate::layout::slot_bytes;
 use crate::machine::Machine;
 use crate::plan::Mover;
 use crate::program::{NONE, Sink, TileProgram, Transfer};
+use crate::timeline::{Phase as Spent, Track};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Runs until no event is left.
-    pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
+    pub(super) fn run(mut self) -> Result<Vec<(RankTotals, Vec<Track>)>, SimulateError> {
         for (rank, state) in (0..).map(Rank::new).zip(&self.ranks) {
             for worker in 0..state.workers.len() {
                 self.clock.at(
@@ -94,7 +95,7 @@ impl<'a> Simulation<'a> {
             }
         }
         self.all_done()?;
-        Ok(self.ranks.into_iter().map(|state| state.totals).collect())
+        Ok(self.ranks.into_iter().map(|state| (state.summed(), state.tracks)).collect())
     }
 
     fn all_done(&self) -> Result<(), SimulateError> {
@@ -117,31 +118,27 @@ impl<'a> Simulation<'a> {
     fn advance(&mut self, rank: Rank, index: usize) {
         let now = self.clock.now();
         let state = &mut self.ranks[rank.index()];
-        let waited = state.workers[index].waited(now);
-        state.totals.waiting = state.totals.waiting.saturating_add(waited);
+        state.workers[index].resume();
+        state.tracks[index].until(Spent::Wait, now);
         loop {
             let state = &mut self.ranks[rank.index()];
             let worker = &mut state.workers[index];
             let totals = &mut state.totals;
-            let takes = match worker.next_phase() {
+            let (spent, takes) = match worker.next_phase() {
                 Some(Phase::Await(what)) => {
                     if state.pad.is_raised(what.signal) {
                         continue;
                     }
-                    worker.wait(what, now);
+                    worker.wait(what);
                     state.pad.wait(what.signal, index);
                     return;
                 }
                 Some(Phase::Multiply(time)) => {
-                    totals.multiplying = totals.multiplying.saturating_add(time);
                     totals.multiplied = totals.multiplied.max(now.saturating_add(time));
-                    time
+                    (Spent::Multiply, time)
                 }
-                Some(Phase::Add(time)) => {
-                    totals.adding = totals.adding.saturating_add(time);
-                    time
-                }
-                Some(Phase::Finish(time)) => time,
+                Some(Phase::Add(time)) => (Spent::Add, time),
+                Some(Phase::Finish(time)) => (Spent::Send, time),
                 None => {
                     totals.done = totals.done.max(now);
                     let item = worker.item();
@@ -154,6 +151,7 @@ impl<'a> Simulation<'a> {
                     continue;
                 }
             };
+            state.tracks[index].until(spent, now.saturating_add(takes));
             self.clock.after(takes, Event::WorkerReady(rank, index));
             return;
         }

@@ -61,7 +61,8 @@ pub fn simulate(
     if programs.iter().any(|program| program.nodes.are_mixed()) {
         return Err(SimulateError::Nodes);
     }
-    let ranks = events::Simulation::new(programs, machine, mover).run()?;
+    let (ranks, tracks): (Vec<_>, Vec<_>) =
+        events::Simulation::new(programs, machine, mover).run()?.into_iter().unzip();
     let done = ranks.iter().map(|rank| rank.done).max().unwrap_or_default();
-    Ok(Simulated { time: done.saturating_add(Duration::from_nanos(machine.end_ns)), ranks })
+    Ok(Simulated { time: done.saturating_add(Duration::from_nanos(machine.end_ns)), ranks, tracks })
 }

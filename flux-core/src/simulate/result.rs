@@ -2,6 +2,7 @@
 
 use crate::Rank;
 use crate::machine::Machine;
+use crate::timeline::Track;
 use std::time::Duration;
 
 /// Why a call cannot be simulated.
@@ -67,6 +68,8 @@ pub struct Simulated {
     pub time: Duration,
     /// Totals by rank.
     pub ranks: Vec<RankTotals>,
+    /// What each worker does, by rank and worker.
+    pub tracks: Vec<Vec<Track>>,
 }
 
 impl Simulated {

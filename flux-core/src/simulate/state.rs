@@ -12,11 +12,15 @@ use crate::Rank;
 use crate::machine::Machine;
 use crate::plan::Mover;
 use crate::program::{NONE, Sink, TileProgram, WorkItem};
+use crate::timeline::{Phase as Spent, Track};
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct RankState<'a> {
     pub(super) program: &'a TileProgram,
     pub(super) workers: Vec<Worker>,
+    /// What each worker does.
+    pub(super) tracks: Vec<Track>,
     pub(super) pad: Pad,
     /// Whether copy engines push the shard.
     pub(super) copied: bool,
@@ -39,6 +43,7 @@ impl<'a> RankState<'a> {
         let mut state = Self {
             program,
             workers: Vec::with_capacity(workers),
+            tracks: vec![Track::new(Duration::from_nanos(machine.begin_ns)); workers],
             pad: Pad::new(program.signals),
             copied: mover == Mover::CopyEngine && !program.rows.is_flattened(),
             totals: RankTotals::default(),
@@ -53,6 +58,13 @@ impl<'a> RankState<'a> {
     /// The phases of the item with this index.
     pub(super) fn phases(&self, index: usize, machine: &Machine) -> Vec<Phase> {
         phases::of(self.program, &self.program.items[index], self.read[index], machine)
+    }
+
+    /// The totals, with the sums over its workers.
+    pub(super) fn summed(&self) -> RankTotals {
+        let sum = |phase| self.tracks.iter().map(|track| track.total(phase)).sum();
+        let [waiting, multiplying, adding] = [Spent::Wait, Spent::Multiply, Spent::Add].map(sum);
+        RankTotals { waiting, multiplying, adding, ..self.totals }
     }
 
     /// Counts an arrived item at `to`; whether its chunk is now whole.

@@ -6,6 +6,7 @@ use crate::Rank;
 use crate::layout::RowLayout;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
 use crate::tile::Generation;
+use crate::timeline::{Phase, Span};
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 
 /// One worker a rank. Tiles of 8x8x8 have 1024 operations a step and 128 bytes of bf16.
@@ -106,6 +107,21 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
     };
     assert_eq!(call.ranks, [totals; 2]);
     assert_eq!(call.on_links(&ROUND), US(1));
+    let (mut begin, mut spans) = (US(1), Vec::new());
+    for (phase, end) in [
+        (Phase::Multiply, 2000),
+        (Phase::Send, 2500),
+        (Phase::Multiply, 3500),
+        (Phase::Wait, 3600),
+        (Phase::Add, 4600),
+        (Phase::Send, 5100),
+    ] {
+        spans.push(Span { phase, begin, end: NS(end) });
+        begin = NS(end);
+    }
+    for tracks in &call.tracks {
+        assert_eq!((tracks.len(), tracks[0].begin(), tracks[0].spans()), (1, US(1), &spans[..]));
+    }
     assert_eq!(
         nanoseconds(&two, Machine { link_bytes_per_us: 32, both_ways_bytes_per_us: 32, ..ROUND }),
         2500 + 4000 + 100 + 1000 + 500 + 2000

@@ -4,14 +4,13 @@
 
 use super::phases::Phase;
 use crate::program::Await;
-use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Worker {
     item: usize,
     phases: std::vec::IntoIter<Phase>,
-    /// The awaited signal, and the moment at which the wait began.
-    waits: Option<(Await, Duration)>,
+    /// The awaited signal.
+    waits: Option<Await>,
 }
 
 impl Worker {
@@ -30,16 +29,16 @@ impl Worker {
         self.phases.next()
     }
 
-    pub(super) const fn wait(&mut self, what: Await, now: Duration) {
-        self.waits = Some((what, now));
+    pub(super) const fn wait(&mut self, what: Await) {
+        self.waits = Some(what);
     }
 
-    pub(super) fn awaited(&self) -> Option<Await> {
-        self.waits.map(|(what, _)| what)
+    pub(super) const fn awaited(&self) -> Option<Await> {
+        self.waits
     }
 
-    /// Ends a wait, and returns its length.
-    pub(super) fn waited(&mut self, now: Duration) -> Duration {
-        self.waits.take().map_or(Duration::ZERO, |(_, since)| now.saturating_sub(since))
+    /// Ends a wait.
+    pub(super) const fn resume(&mut self) {
+        self.waits = None;
     }
 }
