@@ -22,6 +22,7 @@ mod sources;
 mod variant;
 mod weights;
 
+pub use abi::{ItemStamps, Stamps, WorkerStamps};
 pub use aot::{Selection, compile_ahead};
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins};
 pub use device::{KernelTarget, NoKernel};

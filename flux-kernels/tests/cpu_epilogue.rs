@@ -151,6 +151,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
                 memory: memory.view(0, Duration::from_mins(1)),
                 await_pushed: false,
                 op_hash: 0,
+                stamps: None,
             },
         );
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));

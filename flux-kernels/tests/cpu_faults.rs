@@ -69,6 +69,7 @@ fn call_of<T: Element>(
             memory,
             await_pushed,
             op_hash: 0,
+            stamps: None,
         },
     )
 }
@@ -286,6 +287,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
                 memory: memory.view(0, SOON),
                 await_pushed: false,
                 op_hash: 0,
+                stamps: None,
             },
         );
         assert!(result.is_ok() || y.iter().all(|&y| y == bf16::ZERO));

@@ -331,6 +331,7 @@ fn strided_operands_are_read_and_written_in_place() {
         memory: memory.view(0, Duration::from_mins(1)),
         await_pushed: false,
         op_hash: 1,
+        stamps: None,
     };
     Executor::new(program, NonZeroUsize::MIN).unwrap().run(&mut Buffers::default(), args).unwrap();
     y.extend([mark; PAD]);

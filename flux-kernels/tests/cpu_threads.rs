@@ -9,8 +9,8 @@ use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::WeightLayout;
 use flux_kernels::cpu::{Buffers, CpuArgs, CpuWeight, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::{Stamps, WeightLayout};
 use flux_testkit::{Case, Values};
 use half::bf16;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -52,13 +52,14 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
     let (expected, rank) = (case.expected(), Rank::new(0));
     let (x, w) = (case.x(rank), case.w(rank));
     let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);
-    let sums = sums(&program);
+    let (sums, items) = (sums(&program), program.items.len());
     let executor = Executor::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
     let mut buffers = Buffers::default();
     executor.reserve(&mut buffers).unwrap();
     // A thread takes 2 MiB and a little: there is room for none, for two, and for all.
-    for room in [MIB, 5 * MIB, 4096 * MIB] {
+    for (room, workers) in [(MIB, 1), (5 * MIB, 3), (4096 * MIB, 7)] {
         let mut y = vec![bf16::NAN; 40 * 64];
+        let mut stamps = Stamps::default();
         let args = CpuArgs {
             gathered: None,
             x: Rows { elements: &x, stride: 16 },
@@ -71,9 +72,19 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             memory: memory.view(0, Duration::from_mins(1)),
             await_pushed: false,
             op_hash: 0,
+            stamps: Some(&mut stamps),
         };
         with_room(room, || executor.run(&mut buffers, args)).unwrap();
         case.equals(&expected, sums, rank, &y).unwrap();
+        assert_eq!((stamps.workers.len(), stamps.items.len()), (workers, items));
+        for (worker, life) in stamps.workers.iter().enumerate() {
+            let mut at = life.entered;
+            for item in stamps.items.iter().skip(worker).step_by(workers) {
+                assert!(at <= item.opened && item.opened <= item.sent, "{item:?} after {at}");
+                at = item.sent;
+            }
+            assert!(at <= life.left, "{life:?} after {at}");
+        }
     }
     assert_eq!(memory.epoch(0), Epoch::FIRST.next().next().next(), "each call was closed");
 }

@@ -209,15 +209,6 @@ pub enum BuildError {
         /// Its error.
         reason: String,
     },
-    /// The host executor keeps no time line.
-    #[error(
-        "time lines are recorded on GPUs, and this rank works on {place}: build without \
-         .trace(true)"
-    )]
-    Trace {
-        /// Where the rank works.
-        place: Location,
-    },
     /// The kernel could not be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),

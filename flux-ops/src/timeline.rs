@@ -1,22 +1,23 @@
 //! One call's time line: when each phase of each of a rank's items ended.
 //!
-//! Invariant: times are nanoseconds of the rank's own GPU; only differences within one timeline
-//! mean anything. To see ranks side by side, line them up by [`Timeline::start_ns`].
+//! Invariant: times are nanoseconds of the rank's own GPU, or of the process on the host; only
+//! differences within one timeline mean anything. To see ranks side by side, line them up by
+//! [`Timeline::start_ns`].
 
 use flux_core::Rank;
 use flux_core::program::WorkItem;
 use flux_cuda::CudaError;
 use flux_kernels::cuda::LaunchError;
-pub use flux_kernels::cuda::{ItemStamps, WorkerStamps};
+pub use flux_kernels::{ItemStamps, WorkerStamps};
 
-/// What one rank's CTAs did in one call.
+/// What one rank's workers did in one call: CTAs, or threads on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
     /// The rank.
     pub rank: Rank,
     /// The items in program order; worker `i` of `n` took `i`, `i + n`, ... one after the other.
     pub items: Vec<TimedItem>,
-    /// The CTAs.
+    /// The workers.
     pub workers: Vec<WorkerStamps>,
 }
 
@@ -30,12 +31,12 @@ pub struct TimedItem {
 }
 
 impl Timeline {
-    /// When the first CTA began, in nanoseconds.
+    /// When the first worker began, in nanoseconds.
     pub fn start_ns(&self) -> u64 {
         self.workers.iter().map(|worker| worker.entered).min().unwrap_or(0)
     }
 
-    /// When the last CTA left, in nanoseconds.
+    /// When the last worker left, in nanoseconds.
     pub fn end_ns(&self) -> u64 {
         self.workers.iter().map(|worker| worker.left).max().unwrap_or(0)
     }

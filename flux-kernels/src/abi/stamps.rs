@@ -1,12 +1,13 @@
 //! The time stamps of a traced call: nanoseconds of one GPU's `%globaltimer`, which ticks every
-//! 32 ns or so. Only differences on one GPU mean anything.
+//! 32 ns or so, or of the process's monotonic clock. Only differences on one GPU, or in one
+//! process, mean anything.
 
 use super::mirrored;
 use bytemuck::{Pod, Zeroable};
 
 mirrored! {
     /// Ends of one item's phases, in nanoseconds. The phases of one role follow one another, those
-    /// of two roles overlap. Consumers of the portable kernel leave zeros for its largest tiles, of
+    /// of two roles overlap; a worker of the CPU executor has all roles in turn. Consumers of the portable kernel leave zeros for its largest tiles, of
     /// 256x128 and 128x256, where partial sums leave in fp32.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
     pub struct ItemStamps {
@@ -33,14 +34,14 @@ mirrored! {
 }
 
 mirrored! {
-    /// One CTA's life, in nanoseconds.
+    /// One worker's life, in nanoseconds.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
     pub struct WorkerStamps {
         /// It began.
         pub entered: u64,
         /// All of its roles had ended; of the portable kernel, its consumers.
         pub left: u64,
-        /// The multiprocessor that it ran on.
+        /// The multiprocessor that it ran on; 0 on the host.
         pub multiprocessor: u32,
         /// Not used.
         pub reserved: u32,
@@ -54,4 +55,13 @@ mirrored! {
         /// Signal poller: the first awaited rows of peers had arrived; 0 where it awaited none.
         pub first_rows: u64,
     }
+}
+
+/// What a call recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamps {
+    /// By item, in program order.
+    pub items: Vec<ItemStamps>,
+    /// By worker; worker `i` of `n` took the items `i`, `i + n`, ... in order.
+    pub workers: Vec<WorkerStamps>,
 }

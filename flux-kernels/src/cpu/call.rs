@@ -9,6 +9,8 @@ use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut};
 use super::panel::{self, PanelSource, Product};
 use super::pause;
+use super::stamps::{Recorded, Recorder};
+use crate::abi::ItemStamps;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -47,6 +49,8 @@ pub(super) struct Call<'a, T> {
     pub(super) protocol: Protocol<'a, SharedMemory<&'a [u64]>>,
     /// Whether a mover reads `x` in this call.
     pub(super) await_pushed: bool,
+    /// Where workers leave their time stamps, in a traced call.
+    pub(super) trace: Option<Recorded>,
 }
 
 impl<T: Element> Call<'_, T> {
@@ -58,6 +62,7 @@ impl<T: Element> Call<'_, T> {
         step: usize,
         scratch: &mut Scratch,
     ) -> Result<Left, Poisoned> {
+        let mut recorder = Recorder::begin(self.trace.as_ref());
         let problem = &self.program.problem;
         let rows = if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() };
         let block = Shape { rows: self.program.tile.m, cols: self.program.tile.k };
@@ -66,24 +71,43 @@ impl<T: Element> Call<'_, T> {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
             }
-            if !matches!(item.sink, Sink::ReduceRows | Sink::Copy) {
-                self.multiply(item, scratch)?;
+            // What a mainloop awaits on a GPU has arrived before it here: rows of A and partial
+            // tiles.
+            let (multiplies, late) = (
+                !matches!(item.sink, Sink::ReduceRows | Sink::Copy),
+                self.program.late_awaits_of(item),
+            );
+            let awaits = if multiplies { self.program.awaits_of(item) } else { &[] };
+            let mut stamps = ItemStamps { opened: recorder.now(), ..ItemStamps::default() };
+            self.await_all(awaits)?;
+            stamps.rows_there = recorder.now();
+            stamps.loaded = stamps.rows_there;
+            if multiplies && item.rows > 0 {
+                self.multiply(item, scratch, || stamps.loaded = recorder.now());
             }
-            self.await_all(self.program.late_awaits_of(item))?;
-            self.sink(item, scratch);
+            stamps.multiplied = recorder.now();
+            self.await_all(late)?;
+            if item.partials > 0 || !late.is_empty() {
+                stamps.partials_there = recorder.now();
+            }
+            self.add(item, scratch);
+            stamps.summed = recorder.now();
+            self.write(item, scratch);
+            stamps.written = recorder.now();
             self.protocol.complete(item, self.program.signalled_ranks(item))?;
+            stamps.sent = recorder.now();
+            recorder.done(stamps, problem.op().gathers() && !awaits.is_empty());
         }
         let workers = u32::try_from(step).expect("there are fewer workers than 2^32");
-        self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
+        let pause = pause::until(self.memory.deadline());
+        let left = self.protocol.leave(workers, self.await_pushed, pause)?;
+        recorder.left(first);
+        Ok(left)
     }
 
-    /// Multiplies the item into the accumulators, once its rows of A and the partial tiles of a
-    /// GPU's mainloop have arrived.
-    fn multiply(&self, item: &WorkItem, scratch: &mut Scratch) -> Result<(), Poisoned> {
-        self.await_all(self.program.awaits_of(item))?;
-        if item.rows == 0 {
-            return Ok(());
-        }
+    /// Multiplies the item's rows of A, which are there, into the accumulators; `loaded` is called
+    /// when they are converted.
+    fn multiply(&self, item: &WorkItem, scratch: &mut Scratch, loaded: impl FnOnce()) {
         let (row, rows) = (item.row as usize, item.rows as usize);
         let problem = &self.program.problem;
         let (weight, col) = self.program.weight_column(item.col);
@@ -113,11 +137,11 @@ impl<T: Element> Call<'_, T> {
                 &self.x.row(outer + row + i, k)[columns]
             })
         };
+        loaded();
         let b = &self.weights[col * k + first_k..];
         let product =
             Product { m: rows, n: cols, k: end_k - first_k, ldk: k, ldc: stride(self.program) };
         panel::multiply(product, a, b, &mut scratch.acc);
-        Ok(())
     }
 
     /// Copies all rows of `x` when the call has ended (AllGather-GEMM). Peers write the gather

@@ -6,6 +6,8 @@ use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
+use super::stamps::Recorded;
+use crate::abi::Stamps;
 use crate::element::Element;
 use crate::operand::{Operand, Shapes};
 use crate::weights::{GateLayout, WeightLayout};
@@ -45,10 +47,12 @@ pub struct CpuArgs<'a, T> {
     pub await_pushed: bool,
     /// This rank's op-sequence hash; 0 where ranks compare none.
     pub op_hash: u32,
+    /// Where the time stamps of a call go that succeeds; a call without reads no clock.
+    pub stamps: Option<&'a mut Stamps>,
 }
 
-/// One rank's checked program. A call allocates nothing but its threads, once its buffers are
-/// [large enough](Buffers::reserve).
+/// One rank's checked program. A call allocates nothing but its threads, and stamps where it is
+/// traced, once its buffers are [large enough](Buffers::reserve).
 #[derive(Debug)]
 pub struct Executor {
     program: TileProgram,
@@ -102,6 +106,7 @@ impl Executor {
             memory,
             await_pushed,
             op_hash,
+            stamps,
         } = args;
         self.reserve(buffers)?;
         let (problem, rank) = (&self.program.problem, self.program.rank);
@@ -130,6 +135,7 @@ impl Executor {
             memory: &memory,
             protocol,
             await_pushed,
+            trace: stamps.as_ref().map(|_| Recorded::default()),
         };
         // A scope allocates, even one without threads.
         let (first, others) = workers[..self.workers.get()].split_at_mut(1);
@@ -142,6 +148,9 @@ impl Executor {
             Ok(_) => {
                 if let Some(rows) = gathered {
                     call.hand_out(rows);
+                }
+                if let Some((to, recorded)) = stamps.zip(call.trace) {
+                    *to = recorded.stamps();
                 }
                 Ok(())
             }

@@ -15,6 +15,7 @@ mod panel;
 mod pause;
 mod rms_norm;
 mod sinks;
+mod stamps;
 
 pub use buffers::Buffers;
 pub use epilogue::{Epilogue, Input};

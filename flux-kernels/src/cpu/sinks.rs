@@ -12,23 +12,25 @@ use flux_core::program::{NONE, Sink, WorkItem};
 use flux_core::{Partials, Rank};
 
 impl<T: Element> Call<'_, T> {
-    /// Adds the arrived partials to the item's sum, and writes it where its sink says.
-    pub(super) fn sink(&self, item: &WorkItem, scratch: &mut Scratch) {
+    /// Adds what has arrived to the item's sum. Rows are reduced, and results copied, into `y`.
+    pub(super) fn add(&self, item: &WorkItem, scratch: &mut Scratch) {
         self.add_split_k_partials(item, &mut scratch.acc);
         match item.sink {
-            Sink::Send => {
-                self.reduce(item, scratch);
-                self.send(item, &scratch.acc);
-            }
-            Sink::Partial => self.write_partial(item, &scratch.acc),
-            Sink::Scatter => self.scatter(item, &scratch.acc),
+            Sink::Send | Sink::Reduce => self.reduce(item, scratch),
             Sink::ReduceRows => self.reduce_rows(item, scratch),
             Sink::Copy => self.copy(item),
-            Sink::Reduce => {
-                self.reduce(item, scratch);
-                self.store(item, &mut scratch.acc);
-            }
-            Sink::Store => self.store(item, &mut scratch.acc),
+            Sink::Partial | Sink::Scatter | Sink::Store => {}
+        }
+    }
+
+    /// Writes the item's sum where its sink says.
+    pub(super) fn write(&self, item: &WorkItem, scratch: &mut Scratch) {
+        match item.sink {
+            Sink::Send => self.send(item, &scratch.acc),
+            Sink::Partial => self.write_partial(item, &scratch.acc),
+            Sink::Scatter => self.scatter(item, &scratch.acc),
+            Sink::Reduce | Sink::Store => self.store(item, &mut scratch.acc),
+            Sink::ReduceRows | Sink::Copy => {}
         }
     }
 

@@ -16,7 +16,6 @@ mod tensor_map;
 mod trace;
 mod warm_up;
 
-pub use crate::abi::{ItemStamps, WorkerStamps};
 pub use args::{LaunchArgs, LaunchStart, Matrix, Pace, ResultRows};
 pub use error::LaunchError;
 pub use gathered_rows::{GatheredRows, GatheredRowsArgs};
@@ -25,4 +24,4 @@ pub use launch::launch;
 pub use loaded::{is_loaded, loaded, loaded_gathered_rows, loaded_rms_norm};
 pub use program::{DeviceProgram, EpilogueStaging};
 pub use rms_norm::{RmsNorm, RmsNormArgs};
-pub use trace::{Stamps, TraceBuffer};
+pub use trace::TraceBuffer;

@@ -1,18 +1,9 @@
 //! The time stamps of a traced call, in device memory and read back.
 
 use super::error::LaunchError;
-use crate::abi::{ItemStamps, WorkerStamps};
+use crate::abi::{ItemStamps, Stamps, WorkerStamps};
 use bytemuck::Zeroable;
 use flux_cuda::current::{ContextMemory, download, fill_bytes_async, synchronize};
-
-/// What a launch recorded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stamps {
-    /// By item, in program order.
-    pub items: Vec<ItemStamps>,
-    /// By CTA; CTA `i` of `n` took the items `i`, `i + n`, ... in order.
-    pub workers: Vec<WorkerStamps>,
-}
 
 /// Device memory for the stamps of one launch at a time; the next one overwrites them.
 #[derive(Debug)]

@@ -222,6 +222,7 @@ impl Member<'_> {
                     memory: memory.view(self.rank, self.deadline),
                     await_pushed: pushes,
                     op_hash: 1,
+                    stamps: None,
                 },
             )
         })?;

@@ -143,8 +143,7 @@ impl From<BuildError> for Error {
             | BuildError::Option { .. }
             | BuildError::SeveralWeights { .. }
             | BuildError::GatedWeights { .. }
-            | BuildError::GatedTile { .. }
-            | BuildError::Trace { .. } => Self::operand(message),
+            | BuildError::GatedTile { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
             // Without the hint for asynchronous tasks, which only Rust has.
@@ -308,7 +307,6 @@ mod tests {
             (BuildError::Epsilon { value: -1.0 }, Class::Operand),
             (BuildError::Option { op: OpKind::AllGatherGemm, option: "residual" }, Class::Operand),
             (BuildError::GatedWeights { weights: WeightLayout::Kn }, Class::Operand),
-            (BuildError::Trace { place: Location::Host }, Class::Operand),
             (
                 BuildError::NoInvariantPlan { problem: problem(), transport: TransportKind::Nccl },
                 Class::Build,

@@ -7,13 +7,14 @@ use super::{Recipe, Resolved, call_number, labelled};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::spec::{EpilogueSpec, OpSpec};
-use crate::tensor::{Location, View};
+use crate::tensor::View;
+use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_core::problem::WeightList;
 use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, rms_norm};
-use flux_kernels::{Element, Operand, WeightLayout, with_element};
+use flux_kernels::{Element, Operand, Stamps, WeightLayout, with_element};
 use flux_transport::{Communicator, HeldBytes, Job, Label, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What the communicator's ops share.
@@ -24,6 +25,8 @@ pub(crate) struct HostExecutor {
     epilogue: EpilogueSpec,
     weights: WeightLayout,
     label: Label,
+    /// The last call's time line, of an op that is traced.
+    trace: Option<Mutex<Option<Timeline>>>,
 }
 
 impl HostExecutor {
@@ -32,9 +35,6 @@ impl HostExecutor {
         largest: &[(Recipe, Resolved)],
         spec: &OpSpec,
     ) -> Result<Self, BuildError> {
-        if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
-            return Err(BuildError::Trace { place: Location::Host });
-        }
         let (programs, buffers) = (HostPrograms::of(comm), HostBuffers::of(comm));
         let mut shared = buffers.lock();
         for (recipe, resolved) in largest {
@@ -47,7 +47,14 @@ impl HostExecutor {
         );
         drop(shared);
         let (epilogue, weights, label) = (spec.epilogue, spec.weights, spec.label());
-        Ok(Self { programs, buffers, epilogue, weights, label })
+        let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
+        let trace = traced.then(Mutex::default);
+        Ok(Self { programs, buffers, epilogue, weights, label, trace })
+    }
+
+    pub(super) fn timeline(&self) -> Result<Timeline, TimelineError> {
+        let last = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
+        last.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(TimelineError::NoCall)
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, recipe: &Recipe) -> Result<(), CallError> {
@@ -128,10 +135,20 @@ impl HostExecutor {
             epilogue.operands.set(operand, weight, input);
         }
         let layout = self.weights;
-        let done = program.run(
-            &mut self.buffers.lock(),
-            CpuArgs { x, weights, layout, gathered, epilogue, memory, await_pushed, op_hash },
-        );
+        let mut recorded = self.trace.as_ref().map(|_| Stamps::default());
+        let stamps = recorded.as_mut();
+        let args = CpuArgs {
+            x,
+            weights,
+            layout,
+            gathered,
+            epilogue,
+            memory,
+            await_pushed,
+            op_hash,
+            stamps,
+        };
+        let done = program.run(&mut self.buffers.lock(), args);
         let finished = call.finish();
         if let Err(error) = done {
             let failed = failure_of(comm, CallError::Execute(error));
@@ -142,6 +159,12 @@ impl HostExecutor {
             return Err(failed);
         }
         finished.map_err(|error| failure_of(comm, error.into()))?;
+        if let Some((trace, Stamps { items, workers })) = self.trace.as_ref().zip(recorded) {
+            let items = program.program().items.iter().zip(items);
+            let items = items.map(|(&item, times)| TimedItem { item, times }).collect();
+            *trace.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some(Timeline { rank: comm.rank(), items, workers });
+        }
         self.normalise::<T>(operands);
         Ok(())
     }

@@ -173,7 +173,7 @@ impl Executor {
     /// The last call's time line, when what is on `stream` is done.
     pub(crate) fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {
         match self {
-            Self::Host(_) => Err(TimelineError::NotTraced),
+            Self::Host(host) => host.timeline(),
             Self::Cuda(cuda) => cuda.timeline(stream),
         }
     }

@@ -149,9 +149,9 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// Whether each call of this rank on a GPU leaves its time line, for
-    /// [`timeline`](crate::FusedLinear::timeline) to read. The kernel that records is a little
-    /// slower. It does not change the result.
+    /// Whether each call of this rank leaves its time line, for
+    /// [`timeline`](crate::FusedLinear::timeline) to read. A kernel that records is a little slower,
+    /// and a call on the host allocates. It does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
         self.spec.launch.trace = trace;
         self

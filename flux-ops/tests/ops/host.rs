@@ -6,8 +6,8 @@ use crate::common::{
 };
 use flux_core::WorldSize;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, CallError, CommMode, Location, Plan, TensorMut,
-    TensorRef, TimelineError,
+    Activation, AllGatherGemm, BuildError, CallError, CommMode, Plan, TensorMut, TensorRef,
+    TimedItem, Timeline, TimelineError,
 };
 use flux_transport::launch::{Launcher, exit_code};
 use flux_transport::{Communicator, Select, Stream, World};
@@ -146,20 +146,56 @@ fn ranks_in_different_calls_are_told_by_what_the_calls_differ() {
     }
 }
 
+/// Each worker has its items' phases in turn, and what waits for peers has the stamps of waits.
 #[test]
-fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
-    let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
-    MACHINE.run(1, suite::defaults, |node| {
-        let traced = build::<bf16>(
-            OPS[0],
-            [16, 16, 16],
-            OpOptions { trace: true, ..OpOptions::default() },
-            &node.comm,
-        );
-        assert!(matches!(traced, Err(BuildError::Trace { place: Location::Host })));
-        let op = build_case(&case, OpOptions::default(), node);
-        assert_eq!(op.timeline(node.stream()), Err(TimelineError::NotTraced));
-    });
+fn a_traced_call_gives_the_same_bits_and_times_in_order() {
+    for (op, workers) in OPS.into_iter().flat_map(|op| [(op, 1), (op, 3)]) {
+        let case = Case::<bf16>::new(op, [96, 48, 64], 2, Values::Reals, 41);
+        MACHINE.run(2, suite::defaults, |node| {
+            let plain = build_case(&case, OpOptions::default(), node);
+            assert_eq!(plain.timeline(node.stream()), Err(TimelineError::NotTraced));
+            let options = OpOptions { trace: true, workers: Some(workers), ..OpOptions::default() };
+            let traced = build_case(&case, options, node);
+            assert_eq!(traced.timeline(node.stream()), Err(TimelineError::NoCall));
+            let bits = suite::call(&plain, &case, node).unwrap();
+            let mut last_end = 0;
+            for _ in 0..3 {
+                assert!(suite::call(&traced, &case, node).unwrap() == bits, "{}", case.problem);
+                let timeline = traced.timeline(node.stream()).unwrap();
+                assert!(last_end < timeline.start_ns(), "another call");
+                last_end = timeline.end_ns();
+                assert_in_order(&timeline, workers as usize);
+            }
+        });
+    }
+}
+
+fn assert_in_order(timeline: &Timeline, workers: usize) {
+    assert_eq!(timeline.workers.len(), workers);
+    let mut awaited = 0;
+    for (number, worker) in timeline.workers.iter().enumerate() {
+        let mut at = worker.entered;
+        for TimedItem { item, times: t } in timeline.items.iter().skip(number).step_by(workers) {
+            let partials = if t.partials_there == 0 { t.multiplied } else { t.partials_there };
+            let order = [
+                at,
+                t.opened,
+                t.rows_there,
+                t.loaded,
+                t.multiplied,
+                partials,
+                t.summed,
+                t.written,
+                t.sent,
+                worker.left,
+            ];
+            assert!(at > 0 && order.is_sorted(), "{item:?}: {t:?}");
+            assert!(item.partials == 0 || t.partials_there > 0, "{item:?}: {t:?}");
+            awaited += u32::from(t.partials_there > 0) + u32::from(worker.first_rows > 0);
+            at = t.sent;
+        }
+    }
+    assert!(awaited > 0, "a call of two ranks waits for rows or partial tiles");
 }
 
 /// Ops are shared between threads, as a model's layers are.

@@ -220,6 +220,7 @@ impl HostReplay {
                 memory,
                 await_pushed: false,
                 op_hash: 0,
+                stamps: None,
             },
         );
         assert!(called.is_ok(), "{problem} rank {rank} call {epoch}: {called:?}");
