@@ -1,4 +1,4 @@
-// What a reader of the report can rely on: nothing is missing, nothing complains, in any light and on a phone.
+// What a reader of the pages can rely on: nothing is missing, nothing complains, in any light and on a phone.
 import chromiumPackage from '@sparticuz/chromium'
 import assert from 'node:assert/strict'
 import { readdirSync, readFileSync } from 'node:fs'
@@ -66,5 +66,44 @@ await open('report.html', { viewport: { width: 390, height: 844 }, colorScheme: 
   assert.ok((await overflow(page)) <= 0, `${await overflow(page)} pixels beyond a phone's width`)
   await page.screenshot({ path: join(folder, 'report-phone.png') })
 })
+
+// Of two ranks with three workers each, and the same call simulated on SMs.
+await open('timeline.html', { viewport: { width: 1280, height: 1600 }, colorScheme: 'light' }, async (page) => {
+  const call = page.locator('.timeline').first()
+  assert.equal(await call.locator('svg.rows > g').count(), 2 * 3, 'a row for each worker')
+  assert.equal(await page.locator('.timeline').count(), 2, 'measured and simulated')
+  assert.ok((await page.locator('.timeline figcaption').last().innerText()).startsWith('SIMULATED'), 'what is simulated says so')
+  const waits = await call.locator('path.w').evaluateAll((paths) => paths.flatMap((path) => path.getAttribute('d').match(/(?<=h)\d+/g).map(Number)))
+  const told = Number(/exposed wait ([\d.]+) us/.exec(await page.title())[1])
+  assert.ok(Math.abs(waits.reduce((sum, ns) => sum + ns, 0) / 1000 - told) <= 0.051, `${told} us are told, others are drawn`)
+  const plot = call.locator('svg.rows').first()
+  const ticks = () => call.locator('.tick').allTextContents()
+  const box = await plot.evaluate((svg) => {
+    const [a, b] = [[0, 0], svg.getAttribute('viewBox').split(' ').slice(2).map(Number)].map(([x, y]) => new DOMPoint(x, y).matrixTransform(svg.getScreenCTM()))
+    return { x: a.x, y: a.y, width: b.x - a.x, height: b.y - a.y }
+  })
+  await page.mouse.move(box.x + box.width / 3, box.y + box.height / 2)
+  assert.match(await page.locator('.readout').innerText(), /^rank 0, worker 1 (waits|multiplies|adds|stores or sends|does nothing)/)
+  const [whole, before] = [await plot.getAttribute('viewBox'), await ticks()]
+  await page.mouse.down()
+  await page.mouse.move(box.x + box.width / 2, box.y + box.height / 2)
+  await page.mouse.up()
+  const [, , wide] = (await plot.getAttribute('viewBox')).split(' ').map(Number)
+  assert.ok(Math.abs(wide / Number(whole.split(' ')[2]) - 1 / 6) < 0.01, `${wide} of ${whole} are shown`)
+  assert.notDeepEqual(await ticks(), before, 'the axis follows')
+  await page.screenshot({ path: join(folder, 'timeline-part.png') })
+  await page.getByRole('button', { name: 'whole' }).click()
+  assert.equal(await plot.getAttribute('viewBox'), whole)
+  await page.screenshot({ path: join(folder, 'timeline.png') })
+})
+await open('timeline.html', { viewport: { width: 1280, height: 1600 }, colorScheme: 'dark', javaScriptEnabled: false }, async (page) => {
+  assert.equal(await page.locator('.timeline').first().locator('svg.rows > g > title').count(), 2 * 3, 'a picture without a script')
+  await page.screenshot({ path: join(folder, 'timeline-dark.png') })
+})
+await open('timeline.html', { viewport: { width: 390, height: 844 }, colorScheme: 'dark' }, async (page) => {
+  assert.notEqual(await background(page), light, 'dark mode is another')
+  assert.ok((await overflow(page)) <= 0, `${await overflow(page)} pixels beyond a phone's width`)
+  await page.screenshot({ path: join(folder, 'timeline-phone.png'), fullPage: true })
+})
 await browser.close()
-console.log(`report.html: ${records.length} records, light, dark and on a phone; screenshots in ${folder}`)
+console.log(`report.html: ${records.length} records, timeline.html: two calls; light, dark and on a phone; screenshots in ${folder}`)

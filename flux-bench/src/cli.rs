@@ -253,6 +253,16 @@ mod tests {
             "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --candidate 2 --output a.json --summary";
         let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
         assert_eq!((args.ms, args.calls, args.execution.plan.candidate), (512, 20, Some(2)));
+        for (words, machine) in
+            [("", None), (" --simulated", Some("H200")), (" --simulated h100", Some("H100"))]
+        {
+            let words = format!("--ops gemm_rs --ms 64 --html a.html --svg a.svg{words}");
+            let Command::Trace(args) = parse(&words).unwrap().command else { panic!("no trace") };
+            assert_eq!(args.simulated.map(|machine| machine.name), machine);
+        }
+        for words in ["--html a.html --simulated pigeon", "--summary --simulated", "--simulated"] {
+            assert!(parse(&format!("--ops gemm_rs --ms 64 {words}")).is_err(), "{words}");
+        }
     }
 
     #[test]
@@ -264,6 +274,8 @@ mod tests {
             "--against a.json --ms 512",
             "--against a.json --tp 4",
             "--against a.json --plans",
+            "--against a.json --html a.html",
+            "--published --svg a.svg",
             "--machine a100",
         ] {
             assert!(parse(words).is_err(), "{words}");
@@ -279,6 +291,7 @@ mod tests {
         };
         assert!(args.machine.host_staged);
         assert!(parse("--against a.json --candidate 2").is_ok());
+        assert!(parse("--ms 512 --html a.html --svg a.svg").is_ok());
     }
 
     #[test]

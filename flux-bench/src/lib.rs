@@ -36,6 +36,7 @@ mod run;
 mod shapes;
 mod show;
 mod simulate;
+mod timeline;
 mod trace;
 mod tune;
 

@@ -134,10 +134,16 @@ impl Html {
             let (title, subtitle) = (escape(title), escape(subtitle));
             let _ = writeln!(
                 self.0,
-                "<figure><figcaption><b>{title}</b> <span>{subtitle}</span></figcaption>{svg}</figure>"
+                "<figure><figcaption><b>{title}</b> <span>{subtitle}</span></figcaption>{svg}\
+                 </figure>"
             );
         }
         self.0 += "</div>\n";
+    }
+
+    /// A program of the page.
+    pub(super) fn script(&mut self, program: &str) {
+        let _ = writeln!(self.0, "<script>\n{program}</script>");
     }
 
     /// Samples with their names.

@@ -12,6 +12,11 @@ mod ops;
 mod others;
 #[cfg(test)]
 mod tests;
+mod timeline;
+
+pub(crate) use timeline::Drawings;
+#[cfg(test)]
+pub(crate) use timeline::page as of_timelines;
 
 use crate::atomic_file;
 use crate::compare::{self, Bound};
@@ -130,7 +135,8 @@ fn paths(files: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// What peers took at rows of a record of ops: on the same machine, over NVLink, of the same layers.
+/// What peers took at rows of a record of ops: on the same machine, over NVLink, of the same
+/// layers.
 fn peers_of<'r>(records: &'r [Named], named: &Named) -> Option<&'r PeersReport> {
     let Record::Ops(report) = &named.record else { return None };
     let machine = (&report.origin.device, report.origin.gpus);

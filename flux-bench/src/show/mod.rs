@@ -10,7 +10,10 @@ mod tests;
 
 pub(crate) use markdown::{efficiency, markdown, speed_up};
 use svg::svg;
-pub(crate) use svg::{Chart, charts, escape, layer_charts, legends};
+pub(crate) use svg::{
+    Chart, TimeScale, charts, escape, layer_charts, legends, timeline_chart, timeline_legend,
+    timelines,
+};
 
 use crate::atomic_file;
 use crate::compare::{self, Bound};

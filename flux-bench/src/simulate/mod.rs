@@ -9,13 +9,16 @@ mod row;
 pub use against::{Both, Compared, compare};
 pub use published::published;
 
+pub(crate) use row::timeline;
 pub use row::{Simulation, plans, table};
 
+use crate::harness::PlannedLayer;
 use crate::out;
+use crate::page::Drawings;
 use crate::plan::PlanArgs;
 use crate::record;
 use crate::report;
-use crate::shapes::{self, LayerArgs};
+use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
 use flux_core::machine::Machine;
 use row::SimulatedRow;
@@ -38,15 +41,24 @@ pub(crate) struct Args {
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
     /// Simulate the rows of this file of `bench --json`, and show both times of op and serial path
-    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
+    #[arg(
+        long,
+        value_name = "FILE.json",
+        conflicts_with_all = ["ms", "shapes", "tp", "ops", "drawn"],
+    )]
     pub against: Option<PathBuf>,
     /// Simulate the set-ups of the FLUX paper, and show the published figures beside them
-    #[arg(long, conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine", "drawn"],
+    )]
     pub published: bool,
     /// Write the rows to this file, as JSON; `-` is the standard output, and the table then goes to
     /// the standard error
     #[arg(long, value_name = "FILE", conflicts_with = "published")]
     pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) drawings: Drawings,
     /// Print each row's plan too
     #[arg(long, conflicts_with = "against")]
     pub plans: bool,
@@ -55,7 +67,7 @@ pub(crate) struct Args {
 }
 
 /// The machine of a `--machine` word.
-fn machine(word: &str) -> Result<Machine, String> {
+pub(crate) fn machine(word: &str) -> Result<Machine, String> {
     let found = Machine::ALL.into_iter().find(|machine| machine.name.eq_ignore_ascii_case(word));
     found.ok_or_else(|| {
         format!(
@@ -95,6 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let json = args.json.as_deref();
     report::check_json(json)?;
+    args.drawings.check()?;
     if let Some(path) = &args.against {
         let report = record::read_ops(path)?;
         let compared = compare(&report, args.plan, &args.machine)
@@ -104,6 +117,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let world = shapes::world(args.tp)?;
     let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
+    if !args.drawings.is_empty() {
+        let call = |layer: &Layer| {
+            timeline(&PlannedLayer::new(layer.clone(), args.plan, args.machine)?, &args.machine)
+        };
+        args.drawings.write(&layers.iter().map(call).collect::<anyhow::Result<Vec<_>>>()?)?;
+    }
     let simulated = |layer| Simulation::of_layer(layer, args.plan, &args.machine);
     let rows = layers.into_iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
     let mut text = table(&rows, &args.machine);

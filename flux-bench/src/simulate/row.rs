@@ -7,6 +7,7 @@ use crate::harness::{FIRST, PlannedLayer};
 use crate::plan::PlanArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
+use crate::timeline::Call;
 use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_core::machine::Machine;
@@ -51,23 +52,8 @@ impl Simulation {
     }
 
     pub(super) fn of(case: &PlannedLayer, machine: &Machine) -> anyhow::Result<Self> {
-        let ranks = case.problem.world().get();
-        ensure!(
-            !machine.host_staged || ranks <= 2,
-            "GPUs of {} meet in memory of the host, and no rate is known of {ranks} that share it: \
-             take --tp 2",
-            machine.name
-        );
-        let programs = case
-            .problem
-            .world()
-            .ranks()
-            .map(|rank| case.program(rank))
-            .collect::<Result<Vec<TileProgram>, _>>()?;
-        let mover = match case.plan.comm {
-            CommMode::Fused { mover } => mover,
-            CommMode::Overlapped { .. } | CommMode::Sequential => Mover::Kernel,
-        };
+        ensure_known(case, machine)?;
+        let (mover, programs) = (mover(case), programs(case)?);
         let op = simulate(&programs, machine, mover)?;
         let alone = [Some(case.core()?), own_program(&case.alone, machine)?];
         let times = alone
@@ -91,8 +77,8 @@ impl Simulation {
         })
     }
 
-    /// How many times as long the serial path takes; `None` where its time is not known within 10 %:
-    /// of few rows, and through memory of the host, NCCL's own latencies are not in the model.
+    /// How many times as long the serial path takes; `None` where its time is not known within 10
+    /// %: of few rows, and through memory of the host, NCCL's own latencies are not in the model.
     pub fn speed_up(&self, machine: &Machine) -> Option<f64> {
         let known = self.head.m >= LEAST_ROWS && !machine.host_staged;
         known.then(|| self.serial.as_secs_f64() / self.op.as_secs_f64())
@@ -102,6 +88,42 @@ impl Simulation {
     pub fn efficiency(&self) -> f64 {
         metrics::overlap_efficiency(self.op, self.gemm, self.serial)
             .map_or(0.0, |efficiency| 100.0 * efficiency)
+    }
+}
+
+/// The time line of a layer's op.
+///
+/// # Errors
+/// As [`Simulation::of_layer`].
+pub(crate) fn timeline(case: &PlannedLayer, machine: &Machine) -> anyhow::Result<Call> {
+    ensure_known(case, machine)?;
+    let call = simulate(&programs(case)?, machine, mover(case))?;
+    let title = format!("SIMULATED {}", case.problem);
+    let rows = std::iter::once(case.problem.m());
+    let mut about: Vec<String> = heading(machine, rows).lines().map(str::to_owned).collect();
+    about.push(case.plan.to_string());
+    Ok(Call::simulated(title, about, call))
+}
+
+fn ensure_known(case: &PlannedLayer, machine: &Machine) -> anyhow::Result<()> {
+    let ranks = case.problem.world().get();
+    ensure!(
+        !machine.host_staged || ranks <= 2,
+        "GPUs of {} meet in memory of the host, and no rate is known of {ranks} that share it: \
+         take --tp 2",
+        machine.name
+    );
+    Ok(())
+}
+
+fn programs(case: &PlannedLayer) -> anyhow::Result<Vec<TileProgram>> {
+    Ok(case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<_, _>>()?)
+}
+
+const fn mover(case: &PlannedLayer) -> Mover {
+    match case.plan.comm {
+        CommMode::Fused { mover } => mover,
+        CommMode::Overlapped { .. } | CommMode::Sequential => Mover::Kernel,
     }
 }
 

@@ -1,11 +1,13 @@
 //! The time line as trace events, which Perfetto and Chrome's viewer open.
 //!
 //! Invariant: a rank is a process, and a CTA three threads, one a role, as spans of one thread must
-//! nest. Times are microseconds since the rank's first CTA began.
+//! nest. A worker on the host is a thread there, too. Times are microseconds since the rank's first
+//! worker began.
 
 use super::Traced;
 use super::summary::kind;
 use flux_core::Problem;
+use flux_core::program::WorkItem;
 use flux_ops::{ItemStamps, TimedItem, Timeline};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -30,12 +32,15 @@ const STORER: usize = 2;
 pub(crate) fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
     let mut all = Vec::new();
     for traced in ranks {
-        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }
-            .rank();
+        let timeline = &traced.timeline;
+        Writer { timeline, start: timeline.start_ns(), events: &mut all }.rank(traced.on_gpu);
     }
-    let plans: Vec<&str> = ranks.iter().map(|traced| traced.plan.as_str()).collect();
-    let call_us: Vec<f64> = ranks.iter().map(|traced| traced.event_ms * 1e3).collect();
-    let other_data = json!({ "problem": problem.to_string(), "plans": plans, "call_us": call_us, "commit": crate::report::commit() });
+    let plans: Vec<&str> = ranks.iter().map(|traced| traced.words.as_str()).collect();
+    let call_us: Vec<f64> = ranks.iter().map(|traced| traced.call_ms * 1e3).collect();
+    let other_data = json!({
+        "problem": problem.to_string(), "plans": plans, "call_us": call_us,
+        "commit": crate::report::commit(),
+    });
     Trace { events: all, display_time_unit: "ns", other_data }
 }
 
@@ -46,11 +51,17 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn rank(&mut self) {
+    fn rank(&mut self, on_gpu: bool) {
         let rank = self.timeline.rank.get();
         self.metadata("process_name", 0, &json!({ "name": format!("rank {rank}") }));
         self.metadata("process_sort_index", 0, &json!({ "sort_index": rank }));
         for (cta, worker) in self.timeline.workers.iter().enumerate() {
+            if !on_gpu {
+                self.metadata("thread_name", cta, &json!({ "name": format!("worker {cta}") }));
+                self.span(cta, "worker", worker.entered, worker.left, &json!({}));
+                self.turns(cta);
+                continue;
+            }
             for (role, name) in ROLES.into_iter().enumerate() {
                 let name = format!("CTA {cta:03} {name} (SM {})", worker.multiprocessor);
                 self.metadata("thread_name", thread(cta, role), &json!({ "name": name }));
@@ -65,18 +76,25 @@ impl Writer<'_> {
         }
     }
 
+    /// The items of a thread on the host, whose phases follow one another.
+    fn turns(&mut self, worker: usize) {
+        for (i, TimedItem { item, times: t }) in items_of(self.timeline, worker) {
+            let (args, awaited) = (args(i, item), t.multiplied.max(t.partials_there));
+            self.span(worker, "await rows", t.opened, t.rows_there, &args);
+            self.span(worker, "load", t.rows_there, t.loaded, &args);
+            self.span(worker, "multiply", t.loaded, t.multiplied, &args);
+            self.span(worker, "await partials", t.multiplied, awaited, &args);
+            self.span(worker, "add partials", awaited, t.summed, &args);
+            self.span(worker, "write", t.summed, t.written, &args);
+            self.span(worker, "signal", t.written, t.sent, &args);
+        }
+    }
+
     /// The items of one CTA, in turn.
     fn items(&mut self, cta: usize) {
-        let timeline = self.timeline;
         let (mut consumers_free, mut storer_free) = (0, 0);
-        for (i, timed) in
-            timeline.items.iter().enumerate().skip(cta).step_by(timeline.workers.len())
-        {
-            let TimedItem { item, times: t } = timed;
-            let args = json!({
-                "item": i, "kind": kind(item), "row": item.row, "col": item.col, "a shard": item.a_outer, "y shard": item.out_outer,
-                "owner": item.dest, "partials": item.partials,
-            });
+        for (i, TimedItem { item, times: t }) in items_of(self.timeline, cta) {
+            let args = args(i, item);
             self.producer(cta, t, &args);
             // There is no stamp of the first stage: consumers begin when they are free and rows are
             // there. The storer takes its next item while the last write completes.
@@ -111,12 +129,30 @@ impl Writer<'_> {
         let us = |ns: u64| ns as f64 / 1e3;
         let (ts, dur) = (us(from.saturating_sub(self.start)), us(to.saturating_sub(from)));
         let pid = self.timeline.rank.get();
-        self.events.push(json!({ "name": name, "ph": "X", "pid": pid, "tid": thread, "ts": ts, "dur": dur, "args": args }));
+        self.events.push(json!({
+            "name": name, "ph": "X", "pid": pid, "tid": thread, "ts": ts, "dur": dur, "args": args,
+        }));
     }
 
     fn metadata(&mut self, name: &str, thread: usize, args: &Value) {
-        self.events.push(json!({ "name": name, "ph": "M", "pid": self.timeline.rank.get(), "tid": thread, "args": args }));
+        let pid = self.timeline.rank.get();
+        self.events.push(json!({
+            "name": name, "ph": "M", "pid": pid, "tid": thread, "args": args,
+        }));
     }
+}
+
+/// The items of one worker, with their numbers.
+fn items_of(timeline: &Timeline, worker: usize) -> impl Iterator<Item = (usize, &TimedItem)> {
+    timeline.items.iter().enumerate().skip(worker).step_by(timeline.workers.len())
+}
+
+fn args(number: usize, item: &WorkItem) -> Value {
+    json!({
+        "item": number, "kind": kind(item), "row": item.row, "col": item.col,
+        "a shard": item.a_outer, "y shard": item.out_outer, "owner": item.dest,
+        "partials": item.partials,
+    })
 }
 
 fn thread(cta: usize, role: usize) -> usize {

@@ -1,7 +1,7 @@
 //! The time line as a table: the waves of tiles and their phases.
 //!
 //! Invariant: every item is in the row of its wave and its sink; times are microseconds since the
-//! rank's first CTA began.
+//! rank's first worker began.
 
 use super::Traced;
 use flux_core::Problem;
@@ -32,7 +32,7 @@ const SUM_PHASES: [Phase; 6] = [
     ("stored", |t| t.sent),
 ];
 
-/// Phases of a CTA's mover and producer, where the kernel pushes or awaits rows.
+/// Phases of a worker's mover and producer, where the kernel pushes or awaits rows.
 const WORKER_PHASES: [WorkerPhase; 4] = [
     ("push begun", |w| w.push_begun),
     ("first chunk delivered", |w| w.first_delivered),
@@ -44,11 +44,11 @@ const WORKER_PHASES: [WorkerPhase; 4] = [
 pub(crate) fn summary(problem: &Problem, ranks: &[Traced]) -> String {
     let phases = if problem.op().gathers() { &AG_PHASES } else { &SUM_PHASES };
     let mut text = format!(
-        "{problem}\nus since the rank's first CTA began: first / median / last of the wave's \
+        "{problem}\nus since the rank's first worker began: first / median / last of the wave's \
          tiles\n"
     );
     if let Some(first) = ranks.first() {
-        let _infallible = writeln!(text, "{}", first.plan);
+        let _infallible = writeln!(text, "{}", first.words);
     }
     for traced in ranks {
         rank(&mut text, traced, phases);
@@ -64,16 +64,18 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
     let left = spread(&mut workers.iter().map(|w| w.left).collect::<Vec<_>>(), us);
     let _infallible = writeln!(
         text,
-        "\nrank {rank}: {} CTAs, last began {:.1}, left {left}; call {:.1} by events",
+        "\nrank {rank}: {} workers, last began {:.1}, left {left}; call {:.1} by {}",
         workers.len(),
         us(entered),
-        traced.event_ms * 1e3,
+        traced.call_ms * 1e3,
+        if traced.on_gpu { "events" } else { "the host's clock" },
     );
     for (name, of) in WORKER_PHASES {
         let mut times: Vec<u64> = workers.iter().map(of).filter(|&ns| ns != 0).collect();
         let count = times.len();
         if count > 0 {
-            let _infallible = writeln!(text, "{name}: {} on {count} CTAs", spread(&mut times, us));
+            let _infallible =
+                writeln!(text, "{name}: {} on {count} workers", spread(&mut times, us));
         }
     }
     let _infallible = write!(text, "{:<17} {:>5}", "wave", "tiles");

@@ -3,15 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use super::{Args, Traced, events, summary};
+use flux_core::plan::Plan;
 use flux_core::program::{Sink, WorkItem};
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_ops::{ItemStamps, TimedItem, Timeline, WorkerStamps};
 use serde_json::Value;
 
 const START: u64 = 7_000_000_000;
 
 /// Two ranks of two CTAs with three items each: a long send, another send, and a reduction.
-fn call() -> (Problem, Vec<Traced>) {
+pub(crate) fn call() -> (Problem, Vec<Traced>) {
     let problem = Problem::new(
         OpKind::GemmReduceScatter,
         256,
@@ -36,7 +37,8 @@ fn call() -> (Problem, Vec<Traced>) {
         };
         let timeline =
             Timeline { rank: Rank::new(rank), items, workers: vec![worker(0), worker(1)] };
-        Traced { timeline, event_ms: 0.0725, plan: "a plan".to_owned() }
+        let (plan, words) = (Plan::of(TileShape::new(128, 128, 64)), "a plan".to_owned());
+        Traced { timeline, call_ms: 0.0725, on_gpu: true, plan, words }
     });
     (problem, ranks.collect())
 }
@@ -76,12 +78,12 @@ fn the_summary_has_a_row_for_every_wave_and_sink() {
         text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(text.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{text}");
     assert!(
-        text.contains("push begun: 2.0/2.5/2.5 on 2 CTAs")
-            && text.contains("first rows there: 9.0/9.0/9.0 on 1 CTAs"),
+        text.contains("push begun: 2.0/2.5/2.5 on 2 workers")
+            && text.contains("first rows there: 9.0/9.0/9.0 on 1 workers"),
         "{text}"
     );
     assert!(!text.contains("last chunk delivered"), "{text}");
-    let head = "rank 1: 2 CTAs, last began 0.0, left 70.5/71.5/71.5; call 72.5 by events";
+    let head = "rank 1: 2 workers, last began 0.0, left 70.5/71.5/71.5; call 72.5 by events";
     assert!(text.contains(head), "{text}");
     let of =
         |first: &[&str]| lines.iter().rev().find(|line| line.starts_with(first)).unwrap().clone();
@@ -153,13 +155,17 @@ fn a_layer_without_the_op_is_refused() {
         #[command(flatten)]
         args: Args,
     }
-    let problem = |words: &str| {
+    let layer = |words: &str, on_gpus: bool| {
         let words = ["trace", "--ms", "512", "--summary"].into_iter().chain(words.split(' '));
-        super::problem(&<Command as clap::Parser>::parse_from(words).args, 4)
-            .map(|problem| problem.to_string())
+        let args = <Command as clap::Parser>::parse_from(words).args;
+        super::layer(&args, 4, on_gpus)
+            .map(|layer| layer.problem.to_string())
             .map_err(|error| error.to_string())
     };
+    let problem = |words: &str| layer(words, true);
     assert_eq!(problem("--ops ag_gemm"), Ok("ag_gemm m=512 n=49152 k=12288 bf16 tp=4".to_owned()));
+    let on_host = layer("--ops ag_gemm", false);
+    assert_eq!(on_host, Ok("ag_gemm m=512 n=3072 k=768 bf16 tp=4".to_owned()));
     assert_eq!(
         problem("--shapes llama3-8b.o --ops ag_gemm"),
         Err("llama3-8b.o has no ag_gemm".to_owned())

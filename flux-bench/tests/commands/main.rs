@@ -13,4 +13,5 @@ mod processes;
 mod run;
 #[path = "../run_support/mod.rs"]
 mod run_support;
+mod trace;
 mod tune;

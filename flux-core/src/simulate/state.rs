@@ -63,8 +63,8 @@ impl<'a> RankState<'a> {
     /// The totals, with the sums over its workers.
     pub(super) fn summed(&self) -> RankTotals {
         let sum = |phase| self.tracks.iter().map(|track| track.total(phase)).sum();
-        let [waiting, multiplying, adding] = [Spent::Wait, Spent::Multiply, Spent::Add].map(sum);
-        RankTotals { waiting, multiplying, adding, ..self.totals }
+        let [multiplying, waiting, adding] = [Spent::Multiply, Spent::Wait, Spent::Add].map(sum);
+        RankTotals { multiplying, waiting, adding, ..self.totals }
     }
 
     /// Counts an arrived item at `to`; whether its chunk is now whole.

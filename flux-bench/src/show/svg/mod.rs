@@ -1,15 +1,19 @@
 //! A report as a picture.
 //!
 //! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, on one scale for all panels,
-//! so that 1.0 is the GEMM alone everywhere. Peers above the scale are drawn at its upper end, under
-//! the value of the least. No colour is near black or white: pictures stand on either.
+//! so that 1.0 is the GEMM alone everywhere. Peers above the scale are drawn at its upper end,
+//! under the value of the least. No colour is near black or white: pictures stand on either.
 
 mod bars;
 mod curves;
 mod draw;
+mod timeline;
 
 pub(crate) use bars::{charts as layer_charts, svg as layers};
 pub(crate) use draw::escape;
+pub(crate) use timeline::{
+    TimeScale, chart as timeline_chart, legend as timeline_legend, svg as timelines,
+};
 
 use super::{efficiency, extremes, machine};
 use crate::report::PeersReport;
