@@ -23,9 +23,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     }
     page.paragraph(
         "",
-        "How many calls are faster than NCCL and cuBLASLt in turn, and by how much. A line is a record, \
-         that is one run; the columns are the median speed-up of its calls by their rows m, then the \
-         fastest and the slowest call.",
+        "How many calls are faster than NCCL and cuBLASLt in turn, and by how much. A line is a \
+         record, that is one run; the columns are the median speed-up of its calls by their rows \
+         m, then the fastest and the slowest call.",
     );
     page.list(&sums(&all));
     let columns = [
@@ -43,9 +43,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.table(&columns, &lines);
     page.paragraph(
         "note",
-        "\u{25b2} ahead, \u{25bc} behind, = within half a per cent. Names of records are GPU, number of \
-         GPUs and transport; `tuned` has plans that `flux-bench tune` has found, and `hosts2` is one \
-         machine whose processes act as two hosts.",
+        "\u{25b2} ahead, \u{25bc} behind, = within half a per cent. Names of records are GPU, \
+         number of GPUs and transport; `tuned` has plans that `flux-bench tune` has found, and \
+         `hosts2` is one machine whose processes act as two hosts.",
     );
 }
 

@@ -22,10 +22,11 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     }
     page.paragraph(
         "",
-        "PyTorch layers of real models, with attention, norms and activations. The gain is the time \
-         with NCCL over the time with flux: over NCCL's AllReduce in prefill and decode, over \
-         Megatron-LM's AllGather and ReduceScatter in training. The best other way may be PyTorch's \
-         symmetric memory. Hidden is the share of what collectives add to a layer that flux saves.",
+        "PyTorch layers of real models, with attention, norms and activations. The gain is the \
+         time with NCCL over the time with flux: over NCCL's AllReduce in prefill and decode, over \
+         Megatron-LM's AllGather and ReduceScatter in training. The best other way may be \
+         PyTorch's symmetric memory. Hidden is the share of what collectives add to a layer that \
+         flux saves.",
     );
     for phase in phases(&all) {
         gains(page, &phase, &all);
@@ -54,9 +55,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.heading("Every way in bars");
     page.paragraph(
         "note",
-        "Milliseconds of a layer, a training step or an answer; shorter is better. The outline has no \
-         collectives at all and is wrong by design: it is the bound. flux's bars are blue and its words \
-         bold. Whiskers reach from p10 to p90, for vLLM from the least to the most.",
+        "Milliseconds of a layer, a training step or an answer; shorter is better. The outline has \
+         no collectives at all and is wrong by design: it is the bound. flux's bars are blue and \
+         its words bold. Whiskers reach from p10 to p90, for vLLM from the least to the most.",
     );
     for (number, (named, report)) in all.iter().enumerate() {
         let mut content = Html::default();

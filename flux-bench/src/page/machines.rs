@@ -33,8 +33,16 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
         ("T_gemm", "the rank's GEMM alone, by cuBLASLt: the least that a call can take"),
         ("T_serial", "NCCL's collective and that GEMM, one after the other"),
         ("speed-up", "T_serial / T_op; above 1 flux is ahead"),
-        ("E", "share of the communication that is hidden: 100 % leaves the GEMM alone, 0 % is no better than in turn; a dash where the difference is within noise"),
-        ("transport", "`nvlink` and `pcie`: GPUs of one host; `nccl`: NCCL carries the rows; `mixed`: several hosts"),
+        (
+            "E",
+            "share of the communication that is hidden: 100 % leaves the GEMM alone, 0 % is no \
+             better than in turn; a dash where the difference is within noise",
+        ),
+        (
+            "transport",
+            "`nvlink` and `pcie`: GPUs of one host; `nccl`: NCCL carries the rows; `mixed`: \
+             several hosts",
+        ),
     ]);
 }
 
@@ -87,8 +95,8 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.heading("Commands");
     page.paragraph(
         "note",
-        "Each record is what its command printed at its commit. Build there with `cargo xtask bench` \
-         or `cargo xtask dist`, then run the line.",
+        "Each record is what its command printed at its commit. Build there with `cargo xtask \
+         bench` or `cargo xtask dist`, then run the line.",
     );
     let mut commands = Html::default();
     for named in records {

@@ -16,9 +16,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         if of.is_none() {
             page.paragraph(
                 "",
-                "Time is drawn as a multiple of the GEMM alone, the dashed line at 1.0: what is above \
-                 it is communication that shows. Below, bars are E, the share that is hidden, with the \
-                 line at 100%. Lower curves and higher bars are better.",
+                "Time is drawn as a multiple of the GEMM alone, the dashed line at 1.0: what is \
+                 above it is communication that shows. Below, bars are E, the share that is \
+                 hidden, with the line at 100%. Lower curves and higher bars are better.",
             );
         }
         if open {

@@ -2,6 +2,7 @@
 
 use super::html::{Cell, Column, Html};
 use super::{Named, machines};
+use crate::harness::Times;
 use crate::record::Record;
 use crate::report::ms;
 
@@ -14,160 +15,106 @@ struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-pub(super) fn section(page: &mut Html, records: &[Named]) {
-    for named in records {
-        if let Some(table) = table(&named.record) {
-            show(page, named, &table);
-        }
+/// A column, and what it says of a row.
+type Of<R> = (Column<'static>, fn(&R) -> Cell);
+
+impl Table {
+    fn new<R>(words: &'static str, rows: &[R], columns: &[Of<R>]) -> Self {
+        let cells = |row: &R| columns.iter().map(|(_, of)| of(row)).collect();
+        let rows = rows.iter().map(cells).collect();
+        Self { words, columns: columns.iter().map(|&(column, _)| column).collect(), rows }
     }
+}
+
+pub(super) fn section(page: &mut Html, records: &[Named]) {
+    tables(page, records, |record| !matches!(record, Record::Simulated(_)));
 }
 
 pub(super) fn simulated(page: &mut Html, records: &[Named]) {
-    for named in records {
-        let Record::Simulated(report) = &named.record else { continue };
-        let rows = report
-            .rows
-            .iter()
-            .map(|r| {
-                vec![
-                    r.head.to_string().into(),
-                    r.head.tp.into(),
-                    ms(r.t_op_ms).into(),
-                    ms(r.t_gemm_ms).into(),
-                    ms(r.t_serial_ms).into(),
-                    Cell::Gain(r.speed_up),
-                ]
-            })
-            .collect();
-        let columns = vec![
-            Words("op"),
-            Number("TP"),
-            Number("T_op ms"),
-            Number("T_gemm ms"),
-            Number("T_serial ms"),
-            Number("speed-up"),
-        ];
-        let words = "By a model of the machine (`flux-bench simulate`). No GPU ran any of this.";
-        show(page, named, &Table { words, columns, rows });
-    }
+    tables(page, records, |record| matches!(record, Record::Simulated(_)));
 }
 
-fn show(page: &mut Html, named: &Named, table: &Table) {
-    let mut content = Html::default();
-    content.paragraph("note", table.words);
-    content.table(&table.columns, &table.rows);
-    let rows = format!("{} rows", table.rows.len());
-    machines::block(page, named, (&machines::on(&named.record), &rows), false, &content);
+fn tables(page: &mut Html, records: &[Named], of: fn(&Record) -> bool) {
+    for named in records.iter().filter(|named| of(&named.record)) {
+        let Some(table) = table(&named.record) else { continue };
+        let mut content = Html::default();
+        content.paragraph("note", table.words);
+        content.table(&table.columns, &table.rows);
+        let rows = format!("{} rows", table.rows.len());
+        machines::block(page, named, (&machines::on(&named.record), &rows), false, &content);
+    }
 }
 
 fn table(record: &Record) -> Option<Table> {
     Some(match record {
-        Record::Serving(report) => Table {
-            words: "A trace of a serving engine, with another m in each call: prefill chunks and decode \
-                    steps. Totals of all calls on the slowest rank; late calls may have waited for the \
-                    host, and their times count.",
-            columns: vec![
-                Words("op"),
-                Words("trace"),
-                Number("calls"),
-                Number("flux ms"),
-                Number("in turn ms"),
-                Number("speed-up"),
-                Number("late"),
+        Record::Serving(report) => Table::new(
+            "A trace of a serving engine, with another m in each call: prefill chunks and decode \
+             steps. Totals of all calls on the slowest rank; late calls may have waited for the \
+             host, and their times count.",
+            &report.serving,
+            &[
+                (Words("op"), |r| {
+                    format!("{} {} up to m {}", r.head.op, r.head.model, r.head.m).into()
+                }),
+                (Words("trace"), |r| r.trace.clone().into()),
+                (Number("calls"), |r| r.calls.into()),
+                (Number("flux ms"), |r| ms(r.total_op_ms).into()),
+                (Number("in turn ms"), |r| ms(r.total_serial_ms).into()),
+                (Number("speed-up"), |r| Cell::Gain(Some(r.total_serial_ms / r.total_op_ms))),
+                (Number("late"), |r| r.late.into()),
             ],
-            rows: report
-                .serving
-                .iter()
-                .map(|r| {
-                    vec![
-                        format!("{} {} up to m {}", r.head.op, r.head.model, r.head.m).into(),
-                        r.trace.clone().into(),
-                        r.calls.into(),
-                        ms(r.total_op_ms).into(),
-                        ms(r.total_serial_ms).into(),
-                        Cell::Gain(Some(r.total_serial_ms / r.total_op_ms)),
-                        r.late.into(),
-                    ]
-                })
-                .collect(),
-        },
-        Record::Core(report) => Table {
-            words: "flux's kernel as a plain GEMM on one GPU, at one rank's shape, beside cuBLASLt. The \
-                    gain is cuBLASLt's time over the kernel's; flags is what signals cost.",
-            columns: vec![
-                Words("op"),
-                Number("cuBLASLt ms"),
-                Number("kernel ms"),
-                Number("gain"),
-                Number("flags %"),
-                Number("TFLOP/s"),
+        ),
+        Record::Core(report) => Table::new(
+            "flux's kernel as a plain GEMM on one GPU, at one rank's shape, beside cuBLASLt. The \
+             gain is cuBLASLt's time over the kernel's; flags is what signals cost.",
+            &report.rows,
+            &[
+                (Words("op"), |r| r.head.to_string().into()),
+                (Number("cuBLASLt ms"), |r| ms(r.t_gemm_ms.median).into()),
+                (Number("kernel ms"), |r| ms(r.t_core_ms.median).into()),
+                (Number("gain"), |r| Cell::Gain(Some(r.core))),
+                (Number("flags %"), |r| format!("{:.1}", 100.0 * r.flags).into()),
+                (Number("TFLOP/s"), |r| format!("{:.0}", r.tflops).into()),
             ],
-            rows: report
-                .rows
-                .iter()
-                .map(|r| {
-                    vec![
-                        r.head.to_string().into(),
-                        ms(r.t_gemm_ms.median).into(),
-                        ms(r.t_core_ms.median).into(),
-                        Cell::Gain(Some(r.core)),
-                        format!("{:.1}", 100.0 * r.flags).into(),
-                        format!("{:.0}", r.tflops).into(),
-                    ]
-                })
-                .collect(),
-        },
-        Record::FirstCall(report) => Table {
-            words: "The first call of a fresh process, beside later calls after as long a rest.",
-            columns: vec![
-                Words("op"),
-                Number("first ms"),
-                Number("later ms"),
-                Number("first / later"),
+        ),
+        Record::FirstCall(report) => Table::new(
+            "The first call of a fresh process, beside later calls after as long a rest.",
+            &report.rows,
+            &[
+                (Words("op"), |r| r.head.to_string().into()),
+                (Number("first ms"), |r| ms(r.first_call_ms).into()),
+                (Number("later ms"), |r| ms(r.warm_ms.median).into()),
+                (Number("first / later"), |r| format!("{:.2}", r.of_warm()).into()),
             ],
-            rows: report
-                .rows
-                .iter()
-                .map(|r| {
-                    vec![
-                        r.head.to_string().into(),
-                        ms(r.first_call_ms).into(),
-                        ms(r.warm_ms.median).into(),
-                        format!("{:.2}", r.of_warm()).into(),
-                    ]
-                })
-                .collect(),
-        },
-        Record::Peers(report) => {
-            let time = |t: Option<crate::harness::Times>| {
-                Cell::Text(t.map_or_else(|| "-".to_owned(), |t| ms(t.median)))
-            };
-            Table {
-                words: "PyTorch's own ways on the same machine, which stand beside flux above.",
-                columns: vec![
-                    Words("op"),
-                    Number("torch.mm ms"),
-                    Number("NCCL in turn ms"),
-                    Number("async-TP ms"),
-                    Number("one-shot ms"),
-                    Number("two-shot ms"),
-                ],
-                rows: report
-                    .rows
-                    .iter()
-                    .map(|r| {
-                        vec![
-                            r.head.to_string().into(),
-                            time(r.gemm_ms),
-                            time(r.serial_ms),
-                            time(r.async_tp_ms),
-                            time(r.one_shot_ms),
-                            time(r.two_shot_ms),
-                        ]
-                    })
-                    .collect(),
-            }
-        }
-        Record::Ops(_) | Record::Layers(_) | Record::Simulated(_) => return None,
+        ),
+        Record::Peers(report) => Table::new(
+            "PyTorch's own ways on the same machine, which stand beside flux above.",
+            &report.rows,
+            &[
+                (Words("op"), |r| r.head.to_string().into()),
+                (Number("torch.mm ms"), |r| median(r.gemm_ms)),
+                (Number("NCCL in turn ms"), |r| median(r.serial_ms)),
+                (Number("async-TP ms"), |r| median(r.async_tp_ms)),
+                (Number("one-shot ms"), |r| median(r.one_shot_ms)),
+                (Number("two-shot ms"), |r| median(r.two_shot_ms)),
+            ],
+        ),
+        Record::Simulated(report) => Table::new(
+            "By a model of the machine (`flux-bench simulate`). No GPU ran any of this.",
+            &report.rows,
+            &[
+                (Words("op"), |r| r.head.to_string().into()),
+                (Number("TP"), |r| r.head.tp.into()),
+                (Number("T_op ms"), |r| ms(r.t_op_ms).into()),
+                (Number("T_gemm ms"), |r| ms(r.t_gemm_ms).into()),
+                (Number("T_serial ms"), |r| ms(r.t_serial_ms).into()),
+                (Number("speed-up"), |r| Cell::Gain(r.speed_up)),
+            ],
+        ),
+        Record::Ops(_) | Record::Layers(_) => return None,
     })
+}
+
+fn median(times: Option<Times>) -> Cell {
+    times.map_or_else(|| "-".into(), |times| ms(times.median).into())
 }
