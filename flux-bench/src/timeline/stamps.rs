@@ -60,8 +60,9 @@ fn track(timeline: &Timeline, number: usize, life: &WorkerStamps) -> anyhow::Res
             ("multiplied", t.multiplied),
             ("summed", t.summed),
             ("written", t.written),
-            ("its worker's end", left),
+            ("sent", t.sent),
         ])
+        .and_then(|()| in_order(&[("written", t.written), ("its worker's end", left)]))
         .and_then(|()| in_order(&[("rows_there", t.rows_there), ("multiplied", t.multiplied)]))
         .and_then(|()| in_order(&[("partials_there", t.partials_there), ("summed", t.summed)]))
         .with_context(item_is)?;
@@ -71,8 +72,7 @@ fn track(timeline: &Timeline, number: usize, life: &WorkerStamps) -> anyhow::Res
         track.until(Phase::Wait, at(t.partials_there));
         track.until(Phase::Add, at(t.summed));
         track.until(Phase::Send, at(t.written));
-        // The portable kernel stamps only what raises a signal.
-        (written, sent) = (t.written, sent.max(t.sent));
+        (written, sent) = (t.written, t.sent);
     }
     // The portable kernel's signaller may end behind its consumers, whose end is the worker's.
     track.until(Phase::Send, at(sent.min(left)));

@@ -121,6 +121,12 @@ proptest! {
             );
             prop_assert_eq!((sent, received), least_traffic(program));
         }
+        for (rank, tracks) in simulated.ranks.iter().zip(&simulated.tracks) {
+            for track in tracks {
+                let begin = Duration::from_nanos(machine.begin_ns);
+                prop_assert!(track.begin() == begin && track.end() <= rank.done, "{track:?}");
+            }
+        }
         prop_assert!(simulated.time >= simulated.on_links(&machine));
         prop_assert_eq!(simulate(&call.0, &machine, pushes).unwrap(), simulated, "the same again");
     }
