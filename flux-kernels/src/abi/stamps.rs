@@ -7,8 +7,9 @@ use bytemuck::{Pod, Zeroable};
 
 mirrored! {
     /// Ends of one item's phases, in nanoseconds. The phases of one role follow one another, those
-    /// of two roles overlap; a worker of the CPU executor has all roles in turn. Consumers of the portable kernel leave zeros for its largest tiles, of
-    /// 256x128 and 128x256, where partial sums leave in fp32.
+    /// of two roles overlap; a worker of the CPU executor has all roles in turn. Consumers of the
+    /// portable kernel leave zeros for its largest tiles, of 256x128 and 128x256, where partial
+    /// sums leave in fp32.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
     pub struct ItemStamps {
         /// Producer: it began the item, before any wait.
@@ -34,14 +35,15 @@ mirrored! {
 }
 
 mirrored! {
-    /// One worker's life, in nanoseconds.
+    /// One worker's life, in nanoseconds. A thread of the host has no multiprocessor, and pushes
+    /// nothing.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
     pub struct WorkerStamps {
         /// It began.
         pub entered: u64,
         /// All of its roles had ended; of the portable kernel, its consumers.
         pub left: u64,
-        /// The multiprocessor that it ran on; 0 on the host.
+        /// The multiprocessor that it ran on.
         pub multiprocessor: u32,
         /// Not used.
         pub reserved: u32,

@@ -150,8 +150,8 @@ impl<Op> Builder<Op> {
     }
 
     /// Whether each call of this rank leaves its time line, for
-    /// [`timeline`](crate::FusedLinear::timeline) to read. A kernel that records is a little slower,
-    /// and a call on the host allocates. It does not change the result.
+    /// [`timeline`](crate::FusedLinear::timeline) to read. A kernel that records is a little
+    /// slower, and a call on the host allocates. It does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
         self.spec.launch.trace = trace;
         self
