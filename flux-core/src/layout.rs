@@ -186,14 +186,10 @@ impl WorkspaceSize {
     }
 }
 
-/// Bytes of a gathered row.
-const fn gathered_row_bytes(problem: &Problem) -> u64 {
-    problem.k_shard() as u64 * problem.numerics().operand.bytes() as u64
-}
-
-/// Bytes of a shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
+/// Bytes of a shard's place in the gather buffer: `m_shard` rows of
+/// [`gathered_columns`](Problem::gathered_columns), dense.
 pub const fn gather_place_bytes(problem: &Problem) -> u64 {
-    problem.m_shard() as u64 * gathered_row_bytes(problem)
+    problem.m_shard() as u64 * problem.gathered_row_bytes()
 }
 
 /// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
@@ -201,7 +197,7 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
 pub const fn gather_place_offset(problem: &Problem, rows: RowLayout, place: u32) -> u64 {
     let bytes = place as u64 * gather_place_bytes(problem);
     let missing = if rows.is_flattened() { place.saturating_sub(problem.full_shards()) } else { 0 };
-    bytes - missing as u64 * gathered_row_bytes(problem)
+    bytes - missing as u64 * problem.gathered_row_bytes()
 }
 
 /// Rows that a warp sends of a partial tile.

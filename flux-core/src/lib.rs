@@ -22,7 +22,7 @@ pub mod tile;
 pub mod timeline;
 
 pub use nodes::Nodes;
-pub use numerics::{DType, ElementType, Numerics, Partials};
+pub use numerics::{DType, ElementType, Numerics, Partials, Scales};
 pub use plan::Plan;
 pub use problem::{OpKind, Problem, ProblemError, SumsTo};
 pub use rank::{Rank, WorldSize};

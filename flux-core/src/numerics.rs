@@ -16,16 +16,22 @@ pub enum DType {
     Bf16,
     /// IEEE 754 binary16: 5 exponent bits, 11 significant bits.
     F16,
+    /// E4M3 of the OCP 8-bit floating point specification: 4 exponent bits, 4 significant bits, no
+    /// infinities, 448 at most. Of operands alone, which have [`Scales`].
+    E4m3,
 }
 
 impl DType {
     /// Every type.
-    pub const ALL: [Self; 2] = [Self::Bf16, Self::F16];
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::E4m3];
+    /// The types of outputs, each also of operands.
+    pub const OUTPUTS: [Self; 2] = [Self::Bf16, Self::F16];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2,
+            Self::E4m3 => 1,
         }
     }
 
@@ -38,6 +44,7 @@ impl DType {
     pub const fn relative_rate(self) -> u64 {
         match self {
             Self::Bf16 | Self::F16 => 1,
+            Self::E4m3 => 2,
         }
     }
 
@@ -47,15 +54,17 @@ impl DType {
         match self {
             Self::Bf16 => 1.0 / 256.0,
             Self::F16 => 1.0 / 2048.0,
+            Self::E4m3 => 1.0 / 16.0,
         }
     }
 
     /// Half the distance between the smallest numbers: the error of a conversion next to 0.
     pub const fn least_roundoff(self) -> f64 {
-        // 2^-134 and 2^-25.
+        // 2^-134, 2^-25 and 2^-10.
         match self {
             Self::Bf16 => f64::from_bits((1023 - 134) << 52),
             Self::F16 => f64::from_bits((1023 - 25) << 52),
+            Self::E4m3 => f64::from_bits((1023 - 10) << 52),
         }
     }
 
@@ -64,6 +73,7 @@ impl DType {
         match self {
             Self::Bf16 => "bf16",
             Self::F16 => "fp16",
+            Self::E4m3 => "e4m3",
         }
     }
 }
@@ -121,6 +131,55 @@ impl fmt::Display for ElementType {
     }
 }
 
+/// The fp32 factors of 8-bit operands: an element is its code times its scale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Scales {
+    /// None: operands of 16 bits.
+    #[default]
+    None,
+    /// One of `x`, the same on all ranks that gather it, and one of each weight.
+    Tensor,
+    /// One of each row of `x` and of each row of `w`: per token and per output channel.
+    Row,
+    /// One of each 1 x 128 elements of `x` and of each 128 x 128 of `w`.
+    Block,
+}
+
+/// Rows of `w`, and elements along `k`, that share a scale of [`Scales::Block`].
+pub const SCALE_BLOCK: u32 = 128;
+
+impl Scales {
+    /// Every form.
+    pub const ALL: [Self; 4] = [Self::None, Self::Tensor, Self::Row, Self::Block];
+    /// Those of 8-bit operands.
+    pub const OF_E4M3: [Self; 3] = [Self::Tensor, Self::Row, Self::Block];
+
+    /// The name used in texts and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Tensor => "tensor",
+            Self::Row => "row",
+            Self::Block => "block",
+        }
+    }
+
+    /// Scales of a row of `x` of `k` elements, of its own.
+    pub const fn of_row(self, k: u32) -> u32 {
+        match self {
+            Self::None | Self::Tensor => 0,
+            Self::Row => 1,
+            Self::Block => k.div_ceil(SCALE_BLOCK),
+        }
+    }
+}
+
+impl fmt::Display for Scales {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Element type in which ranks send partial sums to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Partials {
@@ -131,20 +190,27 @@ pub enum Partials {
     F32,
 }
 
-/// Element types of an op. The text is the operand's name, `:` and the output's name if that is
-/// another type, and `+f32` for partial sums in fp32.
+/// Element types of an op. The text is the operand's name with the form of its scales behind a
+/// point, `:` and the output's name if that is another type, and `+f32` for partial sums in fp32.
 ///
 /// ```
-/// use flux_core::{DType, Numerics, Partials};
+/// use flux_core::{DType, Numerics, Partials, Scales};
 /// let numerics = Numerics::from(DType::Bf16);
 /// assert_eq!((numerics.to_string(), numerics.partial_bytes()), ("bf16".to_owned(), 2));
 /// let exact = numerics.with_partials(Partials::F32);
 /// assert_eq!((exact.to_string().parse(), exact.partial_bytes()), (Ok(exact), 4));
+/// let scaled = Numerics::e4m3(Scales::Row, DType::Bf16);
+/// assert_eq!(scaled.to_string(), "e4m3.row:bf16");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Numerics {
     /// Of `x` and `w`.
     pub operand: DType,
+    /// Of operands in [`DType::E4m3`].
+    pub scales: Scales,
+    /// Whether tensor cores add all products of [`DType::E4m3`]. They keep fewer bits than fp32, so
+    /// sums leave for fp32 registers every 128 elements along `k` otherwise.
+    pub fast_accumulation: bool,
     /// Of partial sums between ranks. An AllGather-GEMM has none.
     pub partials: Partials,
     /// Of `y`, and of what is added to it or normalised from it.
@@ -153,8 +219,34 @@ pub struct Numerics {
 
 /// What stands behind the types in a text with fp32 partial sums.
 const F32_PARTIALS: &str = "+f32";
+/// What stands behind the scales in a text with fast accumulation.
+const FAST: &str = ".fast";
 
 impl Numerics {
+    /// 8-bit operands with such scales, and outputs of this type.
+    pub const fn e4m3(scales: Scales, output: DType) -> Self {
+        let (operand, partials) = (DType::E4m3, Partials::Output);
+        Self { operand, scales, fast_accumulation: false, partials, output }
+    }
+
+    /// Whether ops have these types: outputs of 16 bits, operands of the same type or of 8 bits with
+    /// scales. Sums of [`Scales::Block`] leave the tensor cores every block.
+    pub const fn is_supported(self) -> bool {
+        let has_scales = !matches!(self.scales, Scales::None);
+        let operands = match self.operand {
+            DType::Bf16 | DType::F16 => !has_scales && !self.fast_accumulation,
+            DType::E4m3 => {
+                has_scales && !(self.fast_accumulation && matches!(self.scales, Scales::Block))
+            }
+        };
+        operands && !matches!(self.output, DType::E4m3)
+    }
+
+    /// Bytes of a row's own scales behind its `k` elements of `x`, in whole vectors.
+    pub const fn row_scale_bytes(self, k: u32) -> u32 {
+        (self.scales.of_row(k) * size_of::<f32>() as u32).next_multiple_of(VECTOR_BYTES)
+    }
+
     /// The same with partial sums of another type.
     #[must_use]
     pub const fn with_partials(self, partials: Partials) -> Self {
@@ -178,10 +270,14 @@ impl Numerics {
     }
 
     /// Divisor of `n` and `k`, which ranks split in such groups: rows of operands and outputs are
-    /// whole vectors.
+    /// whole vectors, and blocks with a scale are whole.
     pub const fn row_multiple(self) -> u32 {
         let (operand, output) = (self.operand.per_vector(), self.output.per_vector());
-        if operand > output { operand } else { output }
+        match self.scales {
+            Scales::Block => SCALE_BLOCK,
+            _ if operand > output => operand,
+            _ => output,
+        }
     }
 
     /// Divisor of `n` with gates, which is split in such groups: vectors of gates and of their ups.
@@ -192,21 +288,35 @@ impl Numerics {
     /// Whether an op with these numbers takes as long as one with `other`.
     pub fn takes_as_long_as(self, other: Self) -> bool {
         let sizes = |of: Self| (of.operand.bytes(), of.partial_bytes(), of.output.bytes());
-        self.partials == other.partials && sizes(self) == sizes(other)
+        (self.partials, self.scales, self.fast_accumulation)
+            == (other.partials, other.scales, other.fast_accumulation)
+            && sizes(self) == sizes(other)
     }
 }
 
-/// Operands and outputs of one type, in which partial sums are sent, too.
+/// Operands and outputs of one type, in which partial sums are sent, too. Of [`DType::E4m3`] a scale
+/// of a tensor, and outputs of bf16.
 impl From<DType> for Numerics {
     fn from(dtype: DType) -> Self {
-        Self { operand: dtype, partials: Partials::Output, output: dtype }
+        let (scales, output) = match dtype {
+            DType::Bf16 | DType::F16 => (Scales::None, dtype),
+            DType::E4m3 => (Scales::Tensor, DType::Bf16),
+        };
+        let partials = Partials::Output;
+        Self { operand: dtype, scales, fast_accumulation: false, partials, output }
     }
 }
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operand, partials, output } = *self;
+        let Self { operand, scales, fast_accumulation, partials, output } = *self;
         write!(f, "{operand}")?;
+        if scales != Scales::None {
+            write!(f, ".{scales}")?;
+        }
+        if fast_accumulation {
+            f.write_str(FAST)?;
+        }
         if output != operand {
             write!(f, ":{output}")?;
         }
@@ -217,7 +327,8 @@ impl fmt::Display for Numerics {
 /// A text names no element types.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} names no element types: use {}, with {F32_PARTIALS} for fp32 partial sums",
+    "{text:?} names no element types: use {}, e4m3.tensor:bf16, e4m3.row:bf16 or \
+     e4m3.block:bf16, with {F32_PARTIALS} for fp32 partial sums",
     names()
 )]
 pub struct NumericsError {
@@ -227,7 +338,7 @@ pub struct NumericsError {
 crate::debug_is_text!(NumericsError);
 
 fn names() -> String {
-    DType::ALL.map(DType::name).join(" or ")
+    DType::OUTPUTS.map(DType::name).join(", ")
 }
 
 impl FromStr for Numerics {
@@ -238,9 +349,15 @@ impl FromStr for Numerics {
             .strip_suffix(F32_PARTIALS)
             .map_or((text, Partials::Output), |types| (types, Partials::F32));
         let (operand, output) = types.split_once(':').unwrap_or((types, types));
+        let (operand, fast_accumulation) =
+            operand.strip_suffix(FAST).map_or((operand, false), |operand| (operand, true));
+        let (operand, scales) = operand.split_once('.').unwrap_or((operand, Scales::None.name()));
         let named = |name| DType::ALL.into_iter().find(|dtype| dtype.name() == name);
-        match (named(operand), named(output)) {
-            (Some(operand), Some(output)) => Ok(Self { operand, partials, output }),
+        let scales = Scales::ALL.into_iter().find(|known| known.name() == scales);
+        match (named(operand), scales, named(output)) {
+            (Some(operand), Some(scales), Some(output)) => {
+                Ok(Self { operand, scales, fast_accumulation, partials, output })
+            }
             _ => Err(NumericsError { text: text.to_owned() }),
         }
     }
@@ -251,31 +368,46 @@ mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = Numerics> {
-        DType::ALL.into_iter().flat_map(|operand| {
+        let operands = DType::ALL.into_iter().flat_map(|operand| {
+            let scales = Scales::ALL.into_iter();
+            scales.flat_map(move |of| [false, true].map(move |fast| (operand, of, fast)))
+        });
+        operands.flat_map(|(operand, scales, fast_accumulation)| {
             DType::ALL.into_iter().flat_map(move |output| {
-                [Partials::Output, Partials::F32].map(|partials| Numerics {
+                let of = move |partials| Numerics {
                     operand,
+                    scales,
+                    fast_accumulation,
                     partials,
                     output,
-                })
+                };
+                [Partials::Output, Partials::F32].map(of)
             })
         })
     }
 
     #[test]
+    fn texts_of_supported_numbers_differ() {
+        let texts: std::collections::BTreeSet<_> =
+            all().filter(|of| of.is_supported()).map(|of| of.to_string()).collect();
+        // Outputs, partial sums; of e4m3 also three forms of scales, two of them twice.
+        assert_eq!(texts.len(), 2 * 2 * 2 + 2 * 2 * 5);
+    }
+
+    #[test]
     fn every_text_is_read_back() {
-        for numerics in all() {
+        for numerics in all().filter(|of| of.is_supported()) {
             assert_eq!(numerics.to_string().parse(), Ok(numerics));
         }
         for text in ["", "f32", "bf16:", ":bf16", "bf16+f16", "bf16 +f32"] {
             let error = text.parse::<Numerics>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{text:?} names no element types: use bf16 or")));
+            assert!(error.starts_with(&format!("{text:?} names no element types: use bf16, fp16")));
         }
     }
 
     #[test]
     fn rows_of_the_least_extents_are_whole_vectors() {
-        for numerics in all() {
+        for numerics in all().filter(|of| of.is_supported()) {
             for bytes in [numerics.operand.bytes(), numerics.output.bytes()] {
                 let row = numerics.row_multiple() * bytes as u32;
                 assert!(row.is_multiple_of(VECTOR_BYTES), "{numerics}");
@@ -286,6 +418,6 @@ mod tests {
     #[test]
     fn half_the_least_number_is_the_error_next_to_zero() {
         let bits = DType::ALL.map(|dtype| dtype.least_roundoff().to_bits());
-        assert_eq!(bits, [-134, -25].map(|power| 2_f64.powi(power).to_bits()));
+        assert_eq!(bits, [-134, -25, -10].map(|power| 2_f64.powi(power).to_bits()));
     }
 }

@@ -4,6 +4,7 @@
 //! to fp32, to nearest even from it.
 
 use bytemuck::Pod;
+use float8::F8E4M3;
 use flux_core::{DType, ElementType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -13,6 +14,7 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for half::bf16 {}
     impl Sealed for half::f16 {}
+    impl Sealed for float8::F8E4M3 {}
     impl Sealed for f32 {}
 }
 
@@ -26,7 +28,8 @@ impl TensorElement for f32 {
     const TYPE: ElementType = ElementType::F32;
 }
 
-/// An element of `x`, `w` and `y`: [`half::bf16`] or [`half::f16`].
+/// An element of `x` and `w`: [`half::bf16`], [`half::f16`], which `y` has, too, or
+/// [`float8::F8E4M3`].
 pub trait Element: TensorElement + Debug + PartialEq + Send + Sync {
     /// The type's name in a [`Problem`](flux_core::Problem).
     const DTYPE: DType;
@@ -34,7 +37,8 @@ pub trait Element: TensorElement + Debug + PartialEq + Send + Sync {
     /// The same value, in fp32.
     fn to_f32(self) -> f32;
 
-    /// The nearest value, ties to even; beyond the type's range an infinity.
+    /// The nearest value, ties to even; beyond the type's range an infinity, or the largest value
+    /// of a type that has none.
     fn from_f32(value: f32) -> Self;
 
     /// [`Self::to_f32`] of a slice.
@@ -51,7 +55,13 @@ pub trait Element: TensorElement + Debug + PartialEq + Send + Sync {
 }
 
 macro_rules! element {
-    ($type:ty, $dtype:expr) => {
+    (
+        $type:ty,
+        $dtype:expr,
+        |$value:ident| $wider:expr,
+        |$wide_from:ident, $wide_to:ident| $widen:expr,
+        |$narrow_from:ident, $narrow_to:ident| $narrow:expr
+    ) => {
         impl TensorElement for $type {
             const TYPE: ElementType = ElementType::Matrix($dtype);
         }
@@ -60,26 +70,60 @@ macro_rules! element {
             const DTYPE: DType = $dtype;
 
             fn to_f32(self) -> f32 {
-                self.to_f32()
+                let $value = self;
+                $wider
             }
 
             fn from_f32(value: f32) -> Self {
                 Self::from_f32(value)
             }
 
-            fn widen(from: &[Self], to: &mut [f32]) {
-                from.convert_to_f32_slice(to);
+            fn widen($wide_from: &[Self], $wide_to: &mut [f32]) {
+                $widen;
             }
 
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                to.convert_from_f32_slice(from);
+            fn narrow($narrow_from: &[f32], $narrow_to: &mut [Self]) {
+                $narrow;
             }
         }
     };
 }
 
-element!(bf16, DType::Bf16);
-element!(f16, DType::F16);
+element!(
+    bf16,
+    DType::Bf16,
+    |value| value.to_f32(),
+    |from, to| from.convert_to_f32_slice(to),
+    |from, to| {
+        to.convert_from_f32_slice(from);
+    }
+);
+element!(
+    f16,
+    DType::F16,
+    |value| value.to_f32(),
+    |from, to| from.convert_to_f32_slice(to),
+    |from, to| {
+        to.convert_from_f32_slice(from);
+    }
+);
+element!(
+    F8E4M3,
+    DType::E4m3,
+    |value| Self::to_f32(&value),
+    |from, to| each(from, to, Element::to_f32),
+    |from, to| {
+        each(from, to, F8E4M3::from_f32);
+    }
+);
+
+/// Converts elements one by one.
+fn each<A: Copy, B>(from: &[A], to: &mut [B], convert: fn(A) -> B) {
+    assert_eq!(from.len(), to.len(), "a value for each");
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = convert(from);
+    }
+}
 
 /// An expression with the [`Element`] of a [`DType`].
 ///
@@ -100,8 +144,46 @@ macro_rules! with_element {
                 type $element = $crate::f16;
                 $body
             }
+            $crate::DType::E4m3 => {
+                type $element = $crate::F8E4M3;
+                $body
+            }
         }
     };
+}
+
+/// An expression with the [`Element`] of operands and that of outputs.
+///
+/// ```
+/// use flux_core::{DType, Numerics, Scales};
+/// let bytes = |of: Numerics| flux_kernels::with_elements!(of, X, Y, (size_of::<X>(), size_of::<Y>()));
+/// assert_eq!(bytes(Numerics::e4m3(Scales::Row, DType::F16)), (1, 2));
+/// ```
+///
+/// # Panics
+/// Where no problem has such numbers.
+#[macro_export]
+macro_rules! with_elements {
+    ($numerics:expr, $x:ident, $y:ident, $body:expr) => {{
+        let numerics: $crate::Numerics = $numerics;
+        match (numerics.operand, numerics.output) {
+            ($crate::DType::E4m3, $crate::DType::Bf16) => {
+                type $x = $crate::F8E4M3;
+                type $y = $crate::bf16;
+                $body
+            }
+            ($crate::DType::E4m3, $crate::DType::F16) => {
+                type $x = $crate::F8E4M3;
+                type $y = $crate::f16;
+                $body
+            }
+            (operand, output) if operand == output => $crate::with_element!(operand, $x, {
+                type $y = $x;
+                $body
+            }),
+            _ => unreachable!("no problem has the element types {numerics}"),
+        }
+    }};
 }
 
 #[cfg(test)]
@@ -125,9 +207,34 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_both_types_convert_as_elements_do() {
+    fn slices_of_all_types_convert_as_elements_do() {
+        slices_convert_as_elements_do::<F8E4M3>();
         slices_convert_as_elements_do::<bf16>();
         slices_convert_as_elements_do::<f16>();
+    }
+
+    #[test]
+    fn codes_of_8_bits_are_read_back_and_values_saturate() {
+        for code in 0..=u8::MAX {
+            let value = F8E4M3::from_bits(code);
+            if value.is_nan() {
+                assert_eq!(code & 0x7f, 0x7f);
+            } else {
+                // Sign, exponent with a bias of 7, three bits; without an exponent subnormal.
+                let (exponent, bits) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+                let magnitude = if exponent == 0 {
+                    bits / 8.0 * 2_f32.powi(-6)
+                } else {
+                    (1.0 + bits / 8.0) * 2_f32.powi(exponent - 7)
+                };
+                let expected = if code < 128 { magnitude } else { -magnitude };
+                assert_eq!(Element::to_f32(value).to_bits(), expected.to_bits());
+                assert_eq!(<F8E4M3 as Element>::from_f32(expected).to_bits(), code);
+            }
+        }
+        let most = [449.0, 1e30, f32::INFINITY].map(<F8E4M3 as Element>::from_f32);
+        assert!(most.iter().all(|most| Element::to_f32(*most) == 448.0));
+        assert!(Element::to_f32(<F8E4M3 as Element>::from_f32(f32::NAN)).is_nan());
     }
 
     #[test]

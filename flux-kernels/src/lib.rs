@@ -34,5 +34,6 @@ pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
 pub use weights::{GateLayout, WeightLayout};
 
-pub use flux_core::DType;
+pub use float8::F8E4M3;
+pub use flux_core::{DType, Numerics};
 pub use half::{bf16, f16};

@@ -38,7 +38,7 @@ pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
     kernels.truncate(MOST);
     kernels
         .into_iter()
-        .flat_map(|(kernel, _)| DType::ALL.map(|dtype| kernel.with_dtype(dtype)))
+        .flat_map(|(kernel, _)| DType::OUTPUTS.map(|dtype| kernel.with_dtype(dtype)))
         .flat_map(|kernel| WeightLayout::ALL.map(|weights| kernel.with_weights(weights)))
         .collect()
 }

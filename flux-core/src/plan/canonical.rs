@@ -74,8 +74,8 @@ impl Plan {
             }
             _ => plan.canonical_mover(problem, target),
         };
-        let k_slices =
-            if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
+        let cuts_k = gathers && !target.has_messages() && !problem.rows_carry_scales();
+        let k_slices = if cuts_k { k_steps.div_ceil(width.max(1)) } else { 1 };
         let plan = Self { k_slices, comm, ..plan };
         Self { k: plan.canonical_split(problem, target), ..plan }
     }

@@ -1,6 +1,8 @@
 //! Why a shape cannot be executed.
 
 use super::{MAX_EXTENT, MAX_WEIGHTS};
+use crate::Numerics;
+use crate::numerics::SCALE_BLOCK;
 
 /// Why a shape cannot be executed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,10 +25,10 @@ pub enum ProblemError {
         /// The given value.
         value: usize,
     },
-    /// A row of an operand would not be a multiple of 16 bytes.
+    /// A row of an operand would not be a multiple of 16 bytes, or a block with a scale not whole.
     #[error(
-        "{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; \
-         {}",
+        "{name} = {value} is not a multiple of {multiple}: {} are required; {}",
+        if *multiple < SCALE_BLOCK { "rows of 16-byte multiples" } else { "whole scale blocks" },
         pad(name, *padded, *gated)
     )]
     Alignment {
@@ -34,7 +36,7 @@ pub enum ProblemError {
         name: &'static str,
         /// The given value.
         value: u32,
-        /// Elements of 16 bytes; twice as many with gates.
+        /// Elements of 16 bytes or of a block with a scale; twice as many with gates.
         multiple: u32,
         /// The next aligned value that the ranks can share.
         padded: u32,
@@ -51,7 +53,7 @@ pub enum ProblemError {
         name: &'static str,
         /// The given value.
         value: u32,
-        /// Elements of 16 bytes; twice as many with gates.
+        /// Elements of 16 bytes or of a block with a scale; twice as many with gates.
         multiple: u32,
         /// Number of ranks.
         world: u32,
@@ -76,6 +78,16 @@ pub enum ProblemError {
         n: u32,
         /// The weights'.
         sum: u64,
+    },
+    /// No op has these element types.
+    #[error(
+        "no op has the element types {numerics}: outputs are bf16 or fp16; operands have the same \
+         type, or are e4m3 with scales of a tensor, a row or a block, which take no fast \
+         accumulation"
+    )]
+    Numerics {
+        /// The given ones.
+        numerics: Numerics,
     },
     /// The op does not take several weights.
     #[error("{what} takes one weight: leave out several_weights")]

@@ -106,6 +106,9 @@ impl Problem {
         };
         let (m, n, k) = (extent("m", m)?, extent("n", n)?, extent("k", k)?);
         let (w, numerics) = (world.get(), numerics.into());
+        if !numerics.is_supported() {
+            return Err(ProblemError::Numerics { numerics });
+        }
         let (n_parts, k_parts) = if op.gathers() { (w, 1) } else { (1, w) };
         for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
             check_multiple(name, value, numerics.row_multiple(), parts, false)?;
@@ -291,6 +294,19 @@ impl Problem {
         } else {
             Shape { rows: self.m, cols: self.k_local(rank) }
         }
+    }
+    /// Elements of a row of `x` as it is gathered: its `k`, and of 8-bit operands its scales, which
+    /// lie behind it.
+    pub const fn gathered_columns(&self) -> u32 {
+        self.k + self.numerics.row_scale_bytes(self.k) / self.numerics.operand.bytes() as u32
+    }
+    /// Whether rows of `x` have scales of their own.
+    pub const fn rows_carry_scales(&self) -> bool {
+        self.numerics.row_scale_bytes(self.k) > 0
+    }
+    /// Bytes of a gathered row.
+    pub const fn gathered_row_bytes(&self) -> u64 {
+        self.gathered_columns() as u64 * self.numerics.operand.bytes() as u64
     }
     /// Shape of `rank`'s `w`: `[n_r, k]` for AllGather-GEMM, `[n, k_r]` for the others.
     pub const fn w_shape(&self, rank: Rank) -> Shape {

@@ -87,8 +87,7 @@ impl TileProgram {
 
     /// Chunk by chunk, each to all readers in the order of transfers.
     fn gather_rounds(&self) -> Option<Vec<Round>> {
-        let row_bytes =
-            u64::from(self.problem.k()) * self.problem.numerics().operand.bytes() as u64;
+        let row_bytes = self.problem.gathered_row_bytes();
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
         let per_place = self.per_place(sent().count());
         // All chunks but the last have the same rows on every rank.
@@ -101,7 +100,7 @@ impl TileProgram {
             u64::from(if chunk + 1 == per_place { rows - t.row } else { t.rows })
         };
         let round = |t: &super::Transfer| {
-            let whole = t.col == 0 && t.cols == self.problem.k();
+            let whole = t.col == 0 && t.cols == self.problem.gathered_columns();
             let chunk = t.raise.checked_sub(t.place * per_place)?;
             whole.then_some(())?;
             let end = |peer, (source, place): (Rank, u32)| {

@@ -5,7 +5,7 @@
 
 use super::TileShape;
 use super::table::{self, Staging};
-use crate::Numerics;
+use crate::{DType, Numerics};
 use std::fmt;
 
 /// A kernel of its own, for the devices whose instructions it uses.
@@ -41,9 +41,12 @@ impl Generation {
     pub fn tiles(self, numerics: Numerics) -> impl Iterator<Item = TileShape> + Clone {
         let of = |generation| if self == generation { usize::MAX } else { 0 };
         let hopper = table::HOPPER.iter().take(of(Self::Hopper)).map(|&(m, n, _)| (m, n));
+        // Tensor cores multiply 8-bit operands from compute capability 8.9 on.
+        let portable = if numerics.operand == DType::E4m3 { 0 } else { of(Self::Portable) };
         hopper
-            .chain(table::PORTABLE.iter().take(of(Self::Portable)).copied())
+            .chain(table::PORTABLE.iter().take(portable).copied())
             .map(move |(m, n)| TileShape::new(m, n, table::step(numerics.operand)))
+            .filter(move |tile| self == Self::Portable || tile.has_registers_for(numerics))
     }
 
     /// Elements that pass through an SM's shared memory for each one along `k`, where that can
@@ -86,7 +89,6 @@ impl fmt::Display for Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
 
     #[test]
     fn tiles_of_another_generation_have_no_kernels() {

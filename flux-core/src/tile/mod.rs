@@ -11,8 +11,8 @@ pub use generation::Generation;
 pub(crate) use grid::{ColumnBlocks, TileExtent, TileGrid};
 pub(crate) use step::SHARED_BYTES_PER_CYCLE;
 pub use table::{
-    BARRIER_BYTES, CONSUMERS, HOPPER_SHARED_BYTES, PORTABLE_WARPS, ROW_GAP, STEP_BYTES, Staging,
-    hopper_barriers, portable_barriers,
+    BARRIER_BYTES, CONSUMERS, ConsumerPart, HOPPER_SHARED_BYTES, PORTABLE_WARPS, ROW_GAP,
+    STEP_BYTES, Staging, WGMMA_ROWS, hopper_barriers, portable_barriers,
 };
 
 use std::fmt;

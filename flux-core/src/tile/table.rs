@@ -4,8 +4,8 @@
 //! plans take their tiles from them. The kernels' shared memory is laid out by what is here.
 
 use super::TileShape;
-use crate::numerics::VECTOR_BYTES;
-use crate::{DType, Numerics};
+use crate::numerics::{SCALE_BLOCK, VECTOR_BYTES};
+use crate::{DType, Numerics, Scales};
 use Kernels::{Both, PerConsumer, Shared};
 
 /// Shared memory of a CTA on Hopper, in bytes (CUDA C++ Programming Guide, table of technical
@@ -116,6 +116,11 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
     (16, 256),
     (16, 128),
 ];
+/// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile, and
+/// of one m64 block on its way there.
+const MOST_PROMOTED_SUMS: u32 = 192;
+/// Rows of wgmma's operand A.
+pub const WGMMA_ROWS: u32 = 64;
 /// Bytes of an operand's row that a stage holds: one swizzled row.
 pub const STEP_BYTES: u32 = 128;
 
@@ -124,12 +129,55 @@ pub(super) const fn step(operand: DType) -> u32 {
     STEP_BYTES / operand.bytes() as u32
 }
 
+/// What a consumer of a Hopper tile multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConsumerPart {
+    /// Rows of the tile.
+    pub rows: u32,
+    /// Columns of the tile.
+    pub cols: u32,
+    /// Blocks of [`WGMMA_ROWS`].
+    pub blocks: u32,
+    /// The other extent of a block's product.
+    pub wgmma_n: u32,
+}
+
 impl TileShape {
+    /// Whether Hopper's consumers split a tile by columns instead of rows.
+    pub const fn splits_columns(self) -> bool {
+        self.m == WGMMA_ROWS || self.swaps_ab() && self.n.is_multiple_of(WGMMA_ROWS * CONSUMERS)
+    }
+
+    /// One consumer's part of a Hopper tile.
+    pub const fn consumer_part(self) -> ConsumerPart {
+        let (rows, cols) = if self.splits_columns() {
+            (self.m, self.n / CONSUMERS)
+        } else {
+            (self.m / CONSUMERS, self.n)
+        };
+        let (of_m, wgmma_n) = if self.swaps_ab() { (cols, rows) } else { (rows, cols) };
+        ConsumerPart { rows, cols, blocks: of_m / WGMMA_ROWS, wgmma_n }
+    }
+
+    /// Whether a Hopper kernel of such numbers has registers for it. Sums of 8-bit products leave
+    /// the tensor cores block by block, unless accumulation is fast. With a scale for each block of
+    /// `w`, a tile's columns have one.
+    pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
+        let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
+        let promoted = (blocks + 1) * wgmma_n / 2 <= MOST_PROMOTED_SUMS;
+        match numerics.scales {
+            Scales::None => true,
+            Scales::Tensor | Scales::Row => numerics.fast_accumulation || promoted,
+            Scales::Block => promoted && SCALE_BLOCK.is_multiple_of(self.n),
+        }
+    }
+
     /// The staging forms of this tile's kernels on Hopper; none outside the table.
     pub fn stagings(self, numerics: Numerics) -> impl Iterator<Item = Staging> {
         let kernels = HOPPER
             .iter()
             .find(|&&(m, n, _)| TileShape::new(m, n, step(numerics.operand)) == self)
+            .filter(|_| self.has_registers_for(numerics))
             .map(|&(.., kernels)| kernels);
         let per_consumer =
             matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);

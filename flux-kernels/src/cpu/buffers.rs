@@ -6,6 +6,7 @@
 use super::error::ExecuteError;
 use super::operands::grow;
 use super::panel::Panel;
+use flux_core::Scales;
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 
@@ -26,6 +27,8 @@ pub(super) struct Scratch {
     pub(super) acc: Vec<f32>,
     /// One row of a partial tile.
     pub(super) partial: Vec<f32>,
+    /// As `acc`, of one block along `k`, where blocks have scales.
+    pub(super) block: Vec<f32>,
 }
 
 impl Buffers {
@@ -45,7 +48,10 @@ impl Buffers {
     /// Bytes that are held.
     pub fn bytes(&self) -> usize {
         let of = |scratch: &Scratch| {
-            scratch.a.bytes() + size_of_val(&scratch.acc[..]) + size_of_val(&scratch.partial[..])
+            scratch.a.bytes()
+                + size_of_val(&scratch.acc[..])
+                + size_of_val(&scratch.partial[..])
+                + size_of_val(&scratch.block[..])
         };
         size_of_val(&self.weights[..]) + self.workers.iter().map(of).sum::<usize>()
     }
@@ -62,6 +68,9 @@ impl Scratch {
         )?;
         let acc = tile.m.min(rows) as usize * stride;
         grow("a worker's accumulators of a tile", &mut self.acc, acc)?;
+        if problem.numerics().scales == Scales::Block {
+            grow("a worker's accumulators of a block", &mut self.block, acc)?;
+        }
         grow("a worker's row of a partial tile", &mut self.partial, stride)
     }
 }

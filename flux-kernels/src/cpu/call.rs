@@ -9,14 +9,15 @@ use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut};
 use super::panel::{self, PanelSource, Product};
 use super::pause;
+use super::scaling::Scaling;
 use super::stamps::{Recorded, Recorder};
 use crate::abi::ItemStamps;
 use crate::element::Element;
-use flux_core::Rank;
 use flux_core::layout;
 use flux_core::problem::{Shape, WeightList};
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
+use flux_core::{Rank, Scales};
 use std::marker::PhantomData;
 
 /// `y`, of which workers store disjoint tiles.
@@ -38,13 +39,14 @@ impl<'a, T> Output<'a, T> {
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
 /// What the workers of a call share.
-pub(super) struct Call<'a, T> {
+pub(super) struct Call<'a, X, Y> {
     pub(super) program: &'a TileProgram,
-    pub(super) x: Rows<'a, T>,
+    pub(super) x: Rows<'a, X>,
+    pub(super) scales: Scaling<'a>,
     /// `w` in fp32, dense; several weights one behind the other.
     pub(super) weights: &'a [f32],
-    pub(super) outputs: WeightList<Output<'a, T>>,
-    pub(super) epilogue: Epilogue<'a, T>,
+    pub(super) outputs: WeightList<Output<'a, Y>>,
+    pub(super) epilogue: Epilogue<'a, Y>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, SharedMemory<&'a [u64]>>,
     /// Whether a mover reads `x` in this call.
@@ -53,7 +55,7 @@ pub(super) struct Call<'a, T> {
     pub(super) trace: Option<Recorded>,
 }
 
-impl<T: Element> Call<'_, T> {
+impl<X: Element, Y: Element> Call<'_, X, Y> {
     /// Executes the items `first`, `first + step`, ..., then leaves the call; the last worker
     /// closes it.
     pub(super) fn work(
@@ -122,10 +124,12 @@ impl<T: Element> Call<'_, T> {
         let a = if item.a_source == RowSource::Gather {
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
             scratch.a.rows(key, row..row + rows, steps, |i, columns| {
-                let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;
-                let bytes = (columns.len() * size_of::<T>()) as u64;
-                let first: *const T =
-                    self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
+                let offset = place
+                    + (row + i) as u64 * problem.gathered_row_bytes()
+                    + (columns.start * size_of::<X>()) as u64;
+                let bytes = (columns.len() * size_of::<X>()) as u64;
+                let first: *const X =
+                    self.memory.half::<X>(self.program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked that these bytes lie inside the own data region. Their
                 // writer published them before the awaited signals, and writes them again after
                 // this call has ended.
@@ -141,14 +145,19 @@ impl<T: Element> Call<'_, T> {
         let b = &self.weights[col * k + first_k..];
         let product =
             Product { m: rows, n: cols, k: end_k - first_k, ldk: k, ldc: stride(self.program) };
-        panel::multiply(product, a, b, &mut scratch.acc);
+        if problem.numerics().scales == Scales::Block {
+            self.multiply_blocks(item, product, a, b, &mut scratch.acc, &mut scratch.block);
+        } else {
+            panel::multiply(product, a, b, &mut scratch.acc);
+            self.scale(item, &mut scratch.acc);
+        }
     }
 
     /// Copies all rows of `x` when the call has ended (AllGather-GEMM). Peers write the gather
     /// buffer again only after this rank's next call.
-    pub(super) fn hand_out(&self, to: RowsMut<'_, T>) {
+    pub(super) fn hand_out(&self, to: RowsMut<'_, X>) {
         let RowsMut { elements, stride } = to;
-        let (program, k) = (self.program, self.program.problem.k() as usize);
+        let (program, k) = (self.program, self.program.problem.gathered_columns() as usize);
         for row in 0..program.problem.m() {
             let (owner, of_shard) = program.problem.owner_of(row);
             let from = if owner == program.rank {
@@ -160,10 +169,10 @@ impl<T: Element> Call<'_, T> {
                     owner.place_at(program.rank)
                 };
                 let place = place.expect("the owner is a peer");
-                let bytes = (k * size_of::<T>()) as u64;
+                let bytes = (k * size_of::<X>()) as u64;
                 let offset = program.gather_place_offset(place) + u64::from(of_shard) * bytes;
-                let first: *const T =
-                    self.memory.half::<T>(program.rank, self.protocol.half(), offset, bytes);
+                let first: *const X =
+                    self.memory.half::<X>(program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked the bounds, and the call has awaited all rows.
                 unsafe { std::slice::from_raw_parts(first, k) }
             };

@@ -4,19 +4,32 @@ use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::check::Violation;
-use flux_core::{DType, Numerics, OpKind, Rank, TileShape};
+use flux_core::{DType, Numerics, OpKind, Rank, Scales, TileShape};
 
 /// Why a call was not, or not fully, executed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecuteError {
     /// The program is for another element type.
-    #[error("the program is for {program}, the operands are {operands}")]
+    #[error("the program is for {program}, the operands are {operands}, the outputs {outputs}")]
     DType {
         /// Of the program's problem.
         program: Numerics,
-        /// Of the executor.
+        /// Of the operands.
         operands: DType,
+        /// Of the outputs.
+        outputs: DType,
+    },
+    /// An operand has no scales and needs them, or has some and takes none.
+    #[error(
+        "the program is for {numerics}, and {operand} {}",
+        if numerics.scales == Scales::None { "was given" } else { "was not given" }
+    )]
+    Scales {
+        /// Of the program's problem.
+        numerics: Numerics,
+        /// The scales' name.
+        operand: &'static str,
     },
     /// An operand is smaller than the problem says.
     #[error(

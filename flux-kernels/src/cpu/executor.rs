@@ -6,41 +6,46 @@ use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
+use super::scaling::Scaling;
 use super::stamps::Recorded;
 use crate::abi::Stamps;
 use crate::element::Element;
 use crate::operand::{Operand, Shapes};
 use crate::weights::{GateLayout, WeightLayout};
-use flux_core::Numerics;
 use flux_core::problem::WeightList;
 use flux_core::program::TileProgram;
 use flux_core::program::check::verify_rank;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
+use flux_core::{Numerics, Scales};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
 /// A weight of a call, with its result.
 #[derive(Debug)]
-pub struct CpuWeight<'a, T> {
+pub struct CpuWeight<'a, X, Y = X> {
     /// `w`, `[n_r, k]` or `[n, k_r]`, or its transpose.
-    pub w: Rows<'a, T>,
+    pub w: Rows<'a, X>,
+    /// Its scales, where operands have any.
+    pub scale: Option<Rows<'a, f32>>,
     /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
-    pub y: RowsMut<'a, T>,
+    pub y: RowsMut<'a, Y>,
 }
 
 /// The operands and memory of one call. Shapes are those of the problem.
 #[derive(Debug)]
-pub struct CpuArgs<'a, T> {
+pub struct CpuArgs<'a, X, Y = X> {
     /// `x`, `[m_r, k]` (AllGather-GEMM) or `[m, k_r]` (the others).
-    pub x: Rows<'a, T>,
+    pub x: Rows<'a, X>,
+    /// Its scales, where operands have any. The scales of gathered rows lie behind the rows.
+    pub scale: Option<Rows<'a, f32>>,
     /// The weights of the problem.
-    pub weights: WeightList<CpuWeight<'a, T>>,
+    pub weights: WeightList<CpuWeight<'a, X, Y>>,
     /// How they lie.
     pub layout: WeightLayout,
     /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
-    pub gathered: Option<RowsMut<'a, T>>,
+    pub gathered: Option<RowsMut<'a, X>>,
     /// Applied to a sum before it is stored to `y`.
-    pub epilogue: Epilogue<'a, T>,
+    pub epilogue: Epilogue<'a, Y>,
     /// The communicator's workspace.
     pub memory: HostMemory<'a>,
     /// Whether a mover reads `x`, so that the call ends after it.
@@ -86,19 +91,20 @@ impl Executor {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`], [`ExecuteError::Operand`], [`ExecuteError::Activation`],
+    /// [`ExecuteError::DType`], [`ExecuteError::Scales`], [`ExecuteError::Operand`], [`ExecuteError::Activation`],
     /// [`ExecuteError::Gates`], [`ExecuteError::Weights`], [`ExecuteError::NoSuchOperand`],
     /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
-    pub fn run<T: Element>(
+    pub fn run<X: Element, Y: Element>(
         &self,
         buffers: &mut Buffers,
-        args: CpuArgs<'_, T>,
+        args: CpuArgs<'_, X, Y>,
     ) -> Result<(), ExecuteError> {
         self.fits(&args)?;
         let CpuArgs {
             x,
+            scale,
             weights: of_weights,
             layout,
             gathered,
@@ -126,9 +132,15 @@ impl Executor {
             widen(weight.w, layout, epilogue.gates, k, to);
             rest = behind;
         }
+        let mut scales = Scaling { x: scale, w: WeightList::new(), gates: epilogue.gates };
+        for scale in of_weights.iter().filter_map(|weight| weight.scale) {
+            // There is room for as many.
+            let _ = scales.w.push(scale);
+        }
         let call = Call {
             program: &self.program,
             x,
+            scales,
             weights,
             outputs: of_weights.map(|weight| Output::new(weight.y)),
             epilogue,
@@ -159,12 +171,13 @@ impl Executor {
     }
 
     /// Whether the operands and the workspace are the problem's.
-    fn fits<T: Element>(&self, args: &CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, weights, layout, gathered, epilogue, memory, .. } = args;
+    fn fits<X: Element, Y: Element>(&self, args: &CpuArgs<'_, X, Y>) -> Result<(), ExecuteError> {
+        let CpuArgs { x, scale, weights, layout, gathered, epilogue, memory, .. } = args;
         let (problem, rank) = (&self.program.problem, self.program.rank);
         let Numerics { operand, output, .. } = problem.numerics();
-        if [operand, output] != [T::DTYPE; 2] {
-            return Err(ExecuteError::DType { program: problem.numerics(), operands: T::DTYPE });
+        if [operand, output] != [X::DTYPE, Y::DTYPE] {
+            let (program, operands, outputs) = (problem.numerics(), X::DTYPE, Y::DTYPE);
+            return Err(ExecuteError::DType { program, operands, outputs });
         }
         let takes = problem.weight_count();
         let alike = epilogue.operands.is_of_all_or_none(takes);
@@ -176,7 +189,20 @@ impl Executor {
             fits(operand.name(weight), shapes.of_operand(operand, weight), have, stride)
         };
         holds(Operand::X, 0, x.elements.len(), x.stride)?;
-        for (number, CpuWeight { w, y }) in weights.iter().enumerate() {
+        let holds_scales = |operand: Operand, weight, scale: &Option<Rows<'_, f32>>| match (
+            problem.numerics().scales,
+            scale,
+        ) {
+            (Scales::None, None) => Ok(()),
+            (Scales::None, Some(_)) | (_, None) => Err(ExecuteError::Scales {
+                numerics: problem.numerics(),
+                operand: operand.name(weight),
+            }),
+            (_, Some(scale)) => holds(operand, weight, scale.elements.len(), scale.stride),
+        };
+        holds_scales(Operand::ScaleX, 0, scale)?;
+        for (number, CpuWeight { w, scale, y }) in weights.iter().enumerate() {
+            holds_scales(Operand::ScaleW, number, scale)?;
             holds(Operand::W, number, w.elements.len(), w.stride)?;
             holds(Operand::Y, number, y.elements.len(), y.stride)?;
         }
@@ -231,8 +257,8 @@ fn widen<T: Element>(
 
 /// Runs the call on as many workers as there are threads for, this one included. None begins before
 /// their number is known, so no call that has begun lacks one.
-fn together<T: Element>(
-    call: &Call<'_, T>,
+fn together<X: Element, Y: Element>(
+    call: &Call<'_, X, Y>,
     first: &mut Scratch,
     others: &mut [Scratch],
 ) -> Result<Left, Poisoned> {

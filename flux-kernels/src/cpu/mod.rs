@@ -14,6 +14,7 @@ mod operands;
 mod panel;
 mod pause;
 mod rms_norm;
+mod scaling;
 mod sinks;
 mod stamps;
 

@@ -11,7 +11,7 @@ use flux_core::layout;
 use flux_core::program::{NONE, Sink, WorkItem};
 use flux_core::{Partials, Rank};
 
-impl<T: Element> Call<'_, T> {
+impl<X: Element, Y: Element> Call<'_, X, Y> {
     /// Adds what has arrived to the item's sum. Rows are reduced, and results copied, into `y`.
     pub(super) fn add(&self, item: &WorkItem, scratch: &mut Scratch) {
         self.add_split_k_partials(item, &mut scratch.acc);
@@ -152,7 +152,7 @@ impl<T: Element> Call<'_, T> {
         let to = self.y_row(row, item);
         let (weight, col) = self.program.weight_column(item.col);
         self.epilogue.apply(weight, row as usize, col as usize, to, from);
-        T::narrow(&from[..to.len()], to);
+        Y::narrow(&from[..to.len()], to);
         if to_all {
             for peer in self.program.signalled_ranks(item) {
                 let first = self.result_row(peer, row, item);
@@ -167,7 +167,7 @@ impl<T: Element> Call<'_, T> {
     /// Copies a peer's finished tile to `y`.
     fn copy(&self, item: &WorkItem) {
         for row in item.row..item.row + item.rows {
-            let first: *const T = self.result_row(self.program.rank, row, item);
+            let first: *const Y = self.result_row(self.program.rank, row, item);
             // SAFETY: as for a slot: inside the own data region, published before the awaited
             // signal, and not written again before this call closes.
             let from = unsafe { std::slice::from_raw_parts(first, item.cols as usize) };
@@ -177,7 +177,7 @@ impl<T: Element> Call<'_, T> {
 
     /// The item's columns of a row of its weight's `y`.
     #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
-    fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
+    fn y_row(&self, row: u32, item: &WorkItem) -> &mut [Y] {
         let (weight, col) = self.program.weight_column(item.col);
         let [col, cols] =
             [col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
@@ -190,8 +190,8 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// The item's columns of a row of the results that `owner` has of its peers, checked.
-    fn result_row(&self, owner: Rank, row: u32, item: &WorkItem) -> *mut T {
-        let (problem, bytes) = (&self.program.problem, size_of::<T>() as u64);
+    fn result_row(&self, owner: Rank, row: u32, item: &WorkItem) -> *mut Y {
+        let (problem, bytes) = (&self.program.problem, size_of::<Y>() as u64);
         let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(item.col)) * bytes;
         let offset = self.program.results_offset() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(item.cols) * bytes)
@@ -206,7 +206,7 @@ impl<T: Element> Call<'_, T> {
         unsafe {
             match self.program.problem.numerics().partials {
                 Partials::Output => {
-                    T::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len()));
+                    Y::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len()));
                 }
                 Partials::F32 => {
                     std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from);
@@ -224,7 +224,7 @@ impl<T: Element> Call<'_, T> {
         unsafe {
             match self.program.problem.numerics().partials {
                 Partials::Output => {
-                    T::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide);
+                    Y::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide);
                 }
                 Partials::F32 => {
                     wide.copy_from_slice(std::slice::from_raw_parts(from.cast(), sum.len()));

@@ -79,7 +79,7 @@ impl GatheredRows {
             programmatic,
             stream,
         } = *args;
-        let row_bytes = u64::from(problem.k()) * problem.numerics().operand.bytes() as u64;
+        let row_bytes = problem.gathered_row_bytes();
         let params = GatheredRowsParams {
             x: x.address,
             x_row_bytes: x.row_bytes,

@@ -125,6 +125,7 @@ pub(super) fn encode(dtype: DType, shape: &MappedOperand<'_>) -> Result<CUtensor
     let kind = match dtype {
         DType::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = CUtensorMap { opaque: [0; 16] };
     // SAFETY: all arrays have `rank` (strides: `rank - 1`) valid entries; the map is written, the

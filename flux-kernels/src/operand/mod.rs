@@ -10,7 +10,7 @@ pub use list::{OperandList, OperandSet};
 pub use shapes::Shapes;
 
 use flux_core::problem::MAX_WEIGHTS;
-use flux_core::{ElementType, Numerics, OpKind};
+use flux_core::{ElementType, Numerics, OpKind, Scales};
 
 /// An operand of a call.
 ///
@@ -25,6 +25,10 @@ pub enum Operand {
     X,
     /// This rank's part of a weight.
     W,
+    /// Scales of this rank's part of `x`.
+    ScaleX,
+    /// Scales of this rank's part of a weight.
+    ScaleW,
     /// One row, added to every row of a weight's result.
     Bias,
     /// Added to the result, which may be the same memory.
@@ -46,11 +50,16 @@ pub enum Extent {
     X,
     /// Of the rank's part of a weight.
     W,
+    /// The scales of the rank's `x`: one, one a row, or one for each block of a row.
+    ScalesOfX,
+    /// The scales of the rank's part of a weight: one, a row with one for each row of the weight, or
+    /// one for each block.
+    ScalesOfW,
     /// One row: a value for each row of the rank's weight as `[n, k]`.
     Columns,
     /// Of the rank's `y`.
     Result,
-    /// All rows of `x`.
+    /// All rows of `x`, with the scales behind each.
     Gathered,
 }
 
@@ -59,6 +68,15 @@ impl Extent {
     pub const fn is_vector(self) -> bool {
         matches!(self, Self::Columns)
     }
+
+    /// Whether it has a row for each of a call, or of this rank's share of them.
+    pub const fn has_rows_of_call(self, numerics: Numerics) -> bool {
+        match self {
+            Self::W | Self::ScalesOfW | Self::Columns => false,
+            Self::ScalesOfX => !matches!(numerics.scales, Scales::Tensor),
+            Self::X | Self::Result | Self::Gathered => true,
+        }
+    }
 }
 
 /// When a call brings an operand.
@@ -66,6 +84,8 @@ impl Extent {
 pub enum Presence {
     /// Always.
     Always,
+    /// If operands have scales.
+    Scales,
     /// If the op was built with the option of the operand's name: the epilogue reads it.
     Option,
     /// If the op was built with a norm.
@@ -91,6 +111,7 @@ struct Description {
 
 const X_AND_W: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.operand);
 const OUTPUT: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.output);
+const SCALE: fn(Numerics) -> ElementType = |_| ElementType::F32;
 const IN: bool = false;
 const OUT: bool = true;
 const EVERY: fn(OpKind) -> bool = |_| true;
@@ -129,15 +150,17 @@ macro_rules! row {
 
 /// The operands in the order of the enum: inputs before outputs.
 #[rustfmt::skip]
-const TABLE: [Description; 8] = [
-    row!(X        once "x"        IN  X        X_AND_W Always EVERY),
-    row!(W        each "w"        IN  W        X_AND_W Always EVERY),
-    row!(Bias     each "bias"     IN  Columns  OUTPUT  Option EVERY),
-    row!(Residual once "residual" IN  Result   OUTPUT  Option REDUCES),
-    row!(Gain     once "gain"     IN  Columns  OUTPUT  Norm   REDUCES),
-    row!(Y        each "y"        OUT Result   OUTPUT  Always EVERY),
-    row!(YNorm    once "y_norm"   OUT Result   OUTPUT  Norm   REDUCES),
-    row!(XFull    once "x_full"   OUT Gathered X_AND_W Wanted GATHERS),
+const TABLE: [Description; 10] = [
+    row!(X        once "x"        IN  X         X_AND_W Always EVERY),
+    row!(W        each "w"        IN  W         X_AND_W Always EVERY),
+    row!(ScaleX   once "scale_x"  IN  ScalesOfX SCALE   Scales EVERY),
+    row!(ScaleW   each "scale_w"  IN  ScalesOfW SCALE   Scales EVERY),
+    row!(Bias     each "bias"     IN  Columns   OUTPUT  Option EVERY),
+    row!(Residual once "residual" IN  Result    OUTPUT  Option REDUCES),
+    row!(Gain     once "gain"     IN  Columns   OUTPUT  Norm   REDUCES),
+    row!(Y        each "y"        OUT Result    OUTPUT  Always EVERY),
+    row!(YNorm    once "y_norm"   OUT Result    OUTPUT  Norm   REDUCES),
+    row!(XFull    once "x_full"   OUT Gathered  X_AND_W Wanted GATHERS),
 ];
 
 impl Operand {

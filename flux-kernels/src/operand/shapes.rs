@@ -2,8 +2,12 @@
 
 use super::{Extent, Operand};
 use crate::weights::{GateLayout, WeightLayout};
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::Shape;
-use flux_core::{Problem, Rank};
+use flux_core::{Problem, Rank, Scales};
+
+/// Of one number.
+const ONE: Shape = Shape { rows: 1, cols: 1 };
 
 /// What the shapes of a rank's operands follow from.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +45,27 @@ impl Shapes<'_> {
                 let (rows, cols) = layout.extents(columns, problem.k_local(rank));
                 Shape { rows, cols }
             }
+            Extent::ScalesOfX => match problem.numerics().scales {
+                Scales::Tensor => ONE,
+                scales => {
+                    let Shape { rows, cols } = problem.x_shape(rank);
+                    Shape { rows, cols: scales.of_row(cols) }
+                }
+            },
+            Extent::ScalesOfW => match problem.numerics().scales {
+                Scales::None | Scales::Tensor => ONE,
+                Scales::Row => Shape { rows: 1, cols: columns },
+                Scales::Block => Shape {
+                    rows: columns.div_ceil(SCALE_BLOCK),
+                    cols: problem.k_local(rank).div_ceil(SCALE_BLOCK),
+                },
+            },
             Extent::Columns => Shape { rows: 1, cols: columns },
             Extent::Result => {
                 let product = Shape { cols: columns, ..problem.y_shape(rank) };
                 GateLayout::result_shape(gates, product)
             }
-            Extent::Gathered => Shape { rows: problem.m(), cols: problem.k() },
+            Extent::Gathered => Shape { rows: problem.m(), cols: problem.gathered_columns() },
         }
     }
 }

@@ -208,7 +208,7 @@ impl Variant {
     /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
     fn finishes(op: OpKind) -> impl Iterator<Item = (Numerics, bool)> + Clone {
         let gates = if op.gathers() { &[false, true][..] } else { &[false] };
-        DType::ALL
+        DType::OUTPUTS
             .into_iter()
             .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype.into(), gated)))
     }

@@ -8,11 +8,12 @@ use super::{Variant, WARPGROUP};
 use crate::weights::WeightLayout;
 use flux_core::layout::split_k_slot_bytes;
 use flux_core::numerics::VECTOR_BYTES;
-use flux_core::tile::{BARRIER_BYTES, CONSUMERS, ROW_GAP, STEP_BYTES, Staging, hopper_barriers};
+use flux_core::tile::{
+    BARRIER_BYTES, CONSUMERS, ConsumerPart, ROW_GAP, STEP_BYTES, Staging, WGMMA_ROWS,
+    hopper_barriers,
+};
 use flux_core::{Partials, TileShape};
 
-/// Rows of wgmma's operand A.
-const BLOCK: u32 = 64;
 /// Registers of a consumer's thread. The launch gives 168 to each, 64 K in all.
 const CONSUMER_REGISTERS: u32 = 224;
 /// Registers of the other roles' threads.
@@ -140,10 +141,8 @@ impl Variant {
         let partial = numerics.partial_bytes() as u32;
         // Partial sums have as many bytes as outputs, or this many times as many.
         let widening = partial / output;
-        let (swap_ab, split_columns) = (tile.swaps_ab(), self.splits_columns());
-        let (rows, cols) = if split_columns { (m, n / CONSUMERS) } else { (m / CONSUMERS, n) };
-        let (of_m, wgmma_n) = if swap_ab { (cols, rows) } else { (rows, cols) };
-        let blocks = of_m / BLOCK;
+        let (swap_ab, split_columns) = (tile.swaps_ab(), tile.splits_columns());
+        let ConsumerPart { rows, cols, blocks, wgmma_n } = tile.consumer_part();
         // A thread has half as many accumulators.
         let sums = blocks * wgmma_n;
         let reduces = self.op.reduces();
@@ -182,7 +181,7 @@ impl Variant {
         };
         let lockstep = blocks > 1 && !swap_ab;
         let out_cols = cols / self.columns_per_output();
-        let block_cols = BLOCK / self.columns_per_output();
+        let block_cols = WGMMA_ROWS / self.columns_per_output();
         let out_box = self.out_box();
         let box_cols = out_box.row_bytes / output;
         let out_offset = self.stages * stage_bytes;
@@ -197,7 +196,7 @@ impl Variant {
             rows,
             cols,
             blocks,
-            block_rows: BLOCK,
+            block_rows: WGMMA_ROWS,
             wgmma_n,
             accumulators: wgmma_n / 2,
             residual_loads: if sums > 256 { 4 } else { 16 },
@@ -248,9 +247,9 @@ impl Variant {
     /// The boxes in which a Hopper kernel stores a tile to `y`. One consumer's columns, or those of
     /// a block of a swap-AB tile, are whole boxes.
     pub(crate) fn out_box(&self) -> OutBox {
-        let splits = self.splits_columns();
+        let splits = self.tile.splits_columns();
         let cols = match splits {
-            _ if self.tile.swaps_ab() => BLOCK,
+            _ if self.tile.swaps_ab() => WGMMA_ROWS,
             true => self.tile.n / CONSUMERS,
             false => self.tile.n,
         };
@@ -258,7 +257,7 @@ impl Variant {
         let widths = [STEP_BYTES, 64, 32, VECTOR_BYTES];
         let row_bytes = widths.into_iter().find(|&width| bytes.is_multiple_of(width));
         let rows = match self.tile.swaps_ab() {
-            false => BLOCK,
+            false => WGMMA_ROWS,
             true if splits => self.tile.m,
             true => self.tile.m / CONSUMERS,
         };
@@ -269,17 +268,11 @@ impl Variant {
     /// fp32 partial sums no register is left for it. Of sums, kernels whose consumers have few
     /// accumulators do not spill then, a power of two; 64x96 does.
     pub(super) const fn loads_ahead(&self) -> bool {
-        let sums = self.tile.m * self.tile.n / (CONSUMERS * BLOCK);
+        let sums = self.tile.m * self.tile.n / (CONSUMERS * WGMMA_ROWS);
         let has_registers = !self.op.reduces() || sums <= MOST_SUMS && sums.is_power_of_two();
         matches!(self.weights, WeightLayout::Nk)
             && matches!(self.numerics.partials, Partials::Output)
             && has_registers
-    }
-
-    /// Whether consumers split a tile by columns instead of rows.
-    const fn splits_columns(&self) -> bool {
-        self.tile.m == BLOCK
-            || self.tile.swaps_ab() && self.tile.n.is_multiple_of(BLOCK * CONSUMERS)
     }
 }
 
@@ -298,7 +291,7 @@ mod tests {
             let (c, tile) = (variant.hopper(staging), variant.tile);
             let (partial, output) =
                 (variant.numerics.partial_bytes() as u32, variant.numerics.output.bytes() as u32);
-            assert_eq!(c.blocks * BLOCK * c.wgmma_n * CONSUMERS, tile.m * tile.n, "{variant}");
+            assert_eq!(c.blocks * WGMMA_ROWS * c.wgmma_n * CONSUMERS, tile.m * tile.n, "{variant}");
             assert!(c.wgmma_n.is_multiple_of(if c.swap_ab { 8 } else { 16 }), "{variant}");
             assert!(c.wgmma_n <= 256 && c.blocks * c.wgmma_n <= 384, "{variant}");
             let boxes = c.blocks * c.boxes * c.box_bytes * variant.columns_per_output();

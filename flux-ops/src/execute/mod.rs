@@ -69,7 +69,7 @@ pub(crate) fn push_of<'p>(x: &View, program: &'p TileProgram) -> flux_transport:
     flux_transport::RowTransfers {
         x: x.address,
         row_stride: x.row_bytes(),
-        row_bytes: u64::from(program.problem.k()) * element_bytes,
+        row_bytes: problem.gathered_row_bytes(),
         element_bytes,
         rows: problem.shard_rows(program.rank).len() as u64,
         place_bytes: gather_place_bytes(problem),

@@ -36,10 +36,12 @@ impl Sequential {
         rank: Rank,
         schedule: &Schedule,
     ) -> Result<(Self, TileProgram), BuildError> {
-        let (kind, cols) = match problem.op().sums_to() {
-            SumsTo::Nothing => (CollectiveKind::AllGather, problem.k()),
-            SumsTo::Rows => (CollectiveKind::ReduceScatter, problem.n()),
-            SumsTo::All => (CollectiveKind::AllReduce, problem.n()),
+        let dtype = problem.collective_dtype();
+        let sums = u64::from(problem.n()) * dtype.bytes() as u64;
+        let (kind, row_bytes) = match problem.op().sums_to() {
+            SumsTo::Nothing => (CollectiveKind::AllGather, problem.gathered_row_bytes()),
+            SumsTo::Rows => (CollectiveKind::ReduceScatter, sums),
+            SumsTo::All => (CollectiveKind::AllReduce, sums),
         };
         let mut program = gemm(problem, rank, schedule)?;
         // Ranks with fewer columns or a shorter inner product may have other split-K slots, but all
@@ -53,8 +55,6 @@ impl Sequential {
             program.split_k_slots = program.split_k_slots.max(other.split_k_slots);
             program.signals = program.signals.max(other.signals);
         }
-        let dtype = problem.collective_dtype();
-        let row_bytes = u64::from(cols) * dtype.bytes() as u64;
         let rows = if kind == CollectiveKind::AllReduce { problem.m() } else { problem.m_shard() };
         let (rows, bytes) = (u64::from(rows), u64::from(problem.m()) * row_bytes);
         let offset = program.workspace().half_bytes.next_multiple_of(SPLIT_K_ALIGN);
@@ -98,7 +98,7 @@ impl Sequential {
     pub(super) fn reads(&self, operand: Operand, rank: Rank) -> bool {
         let has_rows = operand.extent() == Extent::Result;
         match (operand.presence(), self.kind) {
-            (Presence::Always, _) | (_, CollectiveKind::AllGather) => true,
+            (Presence::Always | Presence::Scales, _) | (_, CollectiveKind::AllGather) => true,
             (Presence::Option, CollectiveKind::ReduceScatter) => has_rows || rank.get() == 0,
             (Presence::Option, CollectiveKind::AllReduce) => rank.get() == 0,
             // Other kernels read them.

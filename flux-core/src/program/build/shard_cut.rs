@@ -28,7 +28,9 @@ impl ShardCut {
         let k_extent = KExtent::least(problem, schedule);
         let chunk_rows =
             schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(problem.m_shard());
-        Self { k_extent, slices: k_extent.slices(schedule.k_slices), chunk_rows, problem: *problem }
+        // A row's scales come with the whole of it.
+        let most = if problem.rows_carry_scales() { 1 } else { schedule.k_slices };
+        Self { k_extent, slices: k_extent.slices(most), chunk_rows, problem: *problem }
     }
 
     /// Chunks of a shard.
@@ -102,7 +104,10 @@ impl ShardCut {
         slice: u32,
     ) -> Transfer {
         let rows = self.rows_of(shard, chunk);
-        let (col, cols) = self.k_extent.columns(&self.slices[slice as usize]);
+        let (col, cols) = match self.slices.len() {
+            1 => (0, self.problem.gathered_columns()),
+            _ => self.k_extent.columns(&self.slices[slice as usize]),
+        };
         let (row, rows) = (rows.start, rows.len() as u32);
         Transfer {
             dest: dest.get(),

@@ -6,7 +6,7 @@ use crate::program::{NONE, RowSource, Sink, TileProgram, Transfer, WorkItem};
 use crate::{Rank, SumsTo};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let (world, k) = (p.problem.world(), p.problem.k_local(p.rank));
+    let (world, columns) = (p.problem.world(), p.problem.gathered_columns());
     for (index, item) in p.items.iter().enumerate() {
         let at = Limits { p, record: Record::Item(index) };
         operands(p, at, item)?;
@@ -30,7 +30,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         at.below("dest", transfer.dest, world.get())?;
         at.below("place", transfer.place, places(p))?;
         at.rows(transfer.row, transfer.rows, rows, rows)?;
-        at.range("cols", transfer.col, transfer.cols, k, k)?;
+        at.range("cols", transfer.col, transfer.cols, columns, columns)?;
         at.below("raise", transfer.raise, p.signals)?;
     }
     Ok(())

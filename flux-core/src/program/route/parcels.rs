@@ -39,7 +39,7 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
 /// The shard: every piece once, with all its readers.
 fn shard(program: &TileProgram) -> Vec<Parcel> {
     let element = program.problem.numerics().operand.bytes() as u64;
-    let row_bytes = u64::from(program.problem.k()) * element;
+    let row_bytes = program.problem.gathered_row_bytes();
     let mut numbers = BTreeMap::new();
     let mut parcels: Vec<Parcel> = Vec::new();
     for t in program.transfers.iter().filter(|t| t.dest != program.rank.get()) {
