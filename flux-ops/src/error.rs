@@ -6,7 +6,8 @@ use crate::tensor::{Layout, Location, TensorError};
 use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
-use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::tile::Generation;
+use flux_core::{DType, Numerics, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_cuda::CudaError;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
@@ -83,6 +84,28 @@ pub enum BuildError {
     NotLoaded {
         /// The kernel.
         kernel: String,
+    },
+    /// Tensor cores read 8-bit weights along `k`.
+    #[error(
+        "weights of {weights} with {numerics} operands: tensor cores read 8-bit operands along k; \
+         give w as [n, k]"
+    )]
+    ScaledWeights {
+        /// How they lie.
+        weights: WeightLayout,
+        /// The element types.
+        numerics: Numerics,
+    },
+    /// The device's kernel multiplies no such operands.
+    #[error(
+        "{numerics} operands on this device, whose kernel is {generation}: they need compute \
+         capability 9.0; use bf16 or fp16 operands"
+    )]
+    NoNumerics {
+        /// The element types.
+        numerics: Numerics,
+        /// The device's kernel.
+        generation: Generation,
     },
     /// The norm's addend is no number that a mean of squares can have.
     #[error("rms_norm({value}): eps must be a finite number, 0 or above")]
@@ -353,11 +376,15 @@ pub enum CallError {
         /// Weights of the call.
         given: usize,
     },
-    /// A bias belongs to the weight before it.
+    /// A weight's operand belongs to the weight before it.
     #[error(
-        "a bias was given before its weight: give it behind, as .weight(&w, &mut y).bias(&bias)"
+        "a {operand} was given before its weight: give it behind, as .weight(&w, &mut \
+         y).{operand}(&{operand})"
     )]
-    StrayBias,
+    Stray {
+        /// The operand's [name](Operand::name).
+        operand: &'static str,
+    },
     /// The op was built with an operand that was not given.
     #[error(
         "the op was built with {}, and the call brings no {operand}: make it as {}, with a view of \
@@ -384,6 +411,19 @@ pub enum CallError {
         operand: &'static str,
         /// What was given.
         found: Layout,
+    },
+    /// Scales of gathered rows do not lie behind them.
+    #[error(
+        "scale_x of {op} does not lie behind the rows of x, with which it travels: use rows of at \
+         least {needed} bytes, with the scales {k} bytes from the start of each"
+    )]
+    ScalesApart {
+        /// The op.
+        op: OpKind,
+        /// Elements of a row.
+        k: u32,
+        /// Bytes of a row with its scales.
+        needed: u64,
     },
     /// The op does not gather rows, which the call asks for.
     #[error("{op} gathers no rows, and an x_full was given: leave it out, or use ag_gemm")]
@@ -512,6 +552,10 @@ fn call_with(operand: &str) -> String {
         Some((known, _)) if known.presence() == Presence::Norm => {
             "norm(&gain, &mut y_norm)".to_owned()
         }
+        Some((known, _)) if known.presence() == Presence::Scales => {
+            return "op.call(&x).scale_x(&scale_x).weight(&w, &mut y).scale_w(&scale_w).on(stream)"
+                .to_owned();
+        }
         Some((known, _)) => format!("{0}(&{0})", known.name(0)),
         None => operand.to_owned(),
     };
@@ -522,6 +566,9 @@ fn call_with(operand: &str) -> String {
 fn option_of(operand: &str) -> String {
     match Operand::named(operand) {
         Some((known, _)) if known.presence() == Presence::Norm => "rms_norm(eps)".to_owned(),
+        Some((known, _)) if known.presence() == Presence::Scales => {
+            "operands of 8 bits".to_owned()
+        }
         Some((known, _)) => format!("{}(true)", known.name(0)),
         None => operand.to_owned(),
     }

@@ -93,11 +93,11 @@ pub use flux_core::plan::{
 pub use flux_core::problem::{MAX_WEIGHTS, Shape, WeightList};
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{
-    DType, ElementType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape,
-    WorldSize,
+    DType, ElementType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, Scales, SumsTo,
+    TileShape, WorldSize,
 };
 pub use flux_kernels::{
-    Activation, Element, Extent, GateLayout, Operand, OperandSet, Presence, TensorElement,
+    Activation, Element, Extent, F8E4M3, GateLayout, Operand, OperandSet, Presence, TensorElement,
     WeightLayout,
 };
 pub use half::{bf16, f16};

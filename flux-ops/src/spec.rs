@@ -6,7 +6,7 @@
 use crate::error::BuildError;
 use flux_core::plan::Plan;
 use flux_core::tile::GATE_COLUMNS;
-use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, Scales, WorldSize};
 use flux_kernels::{Activation, GateLayout, Operand, OperandSet, WeightLayout};
 use flux_transport::Label;
 use std::fmt;
@@ -220,6 +220,10 @@ impl OpSpec {
         }
         if self.columns.as_ref().is_some_and(|of| of.len() > 1) && weights != WeightLayout::Nk {
             return Err(BuildError::SeveralWeights { weights });
+        }
+        let numerics = self.numerics;
+        if numerics.scales != Scales::None && weights != WeightLayout::Nk {
+            return Err(BuildError::ScaledWeights { weights, numerics });
         }
         if self.epilogue.gates.is_none() {
             return Ok(());

@@ -143,6 +143,7 @@ impl From<BuildError> for Error {
             | BuildError::Option { .. }
             | BuildError::SeveralWeights { .. }
             | BuildError::GatedWeights { .. }
+            | BuildError::ScaledWeights { .. }
             | BuildError::GatedTile { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
@@ -152,6 +153,7 @@ impl From<BuildError> for Error {
             }
             BuildError::Schedule(_)
             | BuildError::NoPlan { .. }
+            | BuildError::NoNumerics { .. }
             | BuildError::NoInvariantPlan { .. }
             | BuildError::NotLoaded { .. }
             | BuildError::Workspace { .. }
@@ -178,7 +180,8 @@ impl From<CallError> for Error {
             | CallError::Problem(_)
             | CallError::NotPrepared { .. }
             | CallError::Weights { .. }
-            | CallError::StrayBias
+            | CallError::Stray { .. }
+            | CallError::ScalesApart { .. }
             | CallError::NotGiven { .. }
             | CallError::Unwanted { .. }
             | CallError::NotGathered { .. }

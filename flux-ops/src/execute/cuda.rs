@@ -310,6 +310,10 @@ impl CudaExecutor {
             operands.set(operand, weight, rows);
         }
         operands.set(if gathers { Operand::X } else { Operand::Y }, 0, all_rows);
+        if gathers && problem.rows_carry_scales() {
+            let scales = Matrix { address: all_rows.address + u64::from(problem.k()), ..all_rows };
+            operands.set(Operand::ScaleX, 0, scales);
+        }
         let first = sequential.first_row(problem, rank);
         let args = LaunchArgs {
             operands,

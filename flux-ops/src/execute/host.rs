@@ -11,7 +11,7 @@ use crate::tensor::View;
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_core::problem::WeightList;
 use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, rms_norm};
-use flux_kernels::{Element, Operand, Stamps, WeightLayout, with_element};
+use flux_kernels::{Element, Operand, Stamps, WeightLayout, with_elements};
 use flux_transport::{Communicator, HeldBytes, Job, Label, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -69,11 +69,11 @@ impl HostExecutor {
         operands: &Operands<View>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        let dtype = recipe.problem.numerics().operand;
-        with_element!(dtype, T, self.run_as::<T>(comm, recipe, op, operands, stream))
+        let numerics = recipe.problem.numerics();
+        with_elements!(numerics, X, Y, self.run_as::<X, Y>(comm, recipe, op, operands, stream))
     }
 
-    fn run_as<T: Element>(
+    fn run_as<X: Element, Y: Element>(
         &self,
         comm: &Communicator,
         recipe: &Recipe,
@@ -108,7 +108,11 @@ impl HostExecutor {
         };
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory, as was
         // checked.
-        let x = unsafe { rows::<T>(operands.expect(Operand::X, 0)) };
+        let x = unsafe { rows::<X>(operands.expect(Operand::X, 0)) };
+        // SAFETY: as of `x`.
+        let scale_of =
+            |operand, weight| operands.get(operand, weight).map(|view| unsafe { rows(view) });
+        let scale = scale_of(Operand::ScaleX, 0);
         // SAFETY: the view borrows this host memory alone for longer than the call, and it overlaps
         // no other operand, as was checked.
         let gathered = operands.get(Operand::XFull, 0).map(|view| unsafe { rows_mut(view) });
@@ -117,13 +121,13 @@ impl HostExecutor {
             let view = |operand| operands.expect(operand, weight);
             // SAFETY: the views borrow host memory for longer than the call, `y` alone, which
             // overlaps no other operand but a residual that is not read through a view of its own.
-            let one =
-                unsafe { CpuWeight { w: rows(view(Operand::W)), y: rows_mut(view(Operand::Y)) } };
+            let (w, y) = unsafe { (rows(view(Operand::W)), rows_mut(view(Operand::Y))) };
+            let one = CpuWeight { w, scale: scale_of(Operand::ScaleW, weight), y };
             // There is room for as many.
             let _ = weights.push(one);
         }
         let EpilogueSpec { operands: added, activation, gates, .. } = self.epilogue;
-        let mut epilogue = Epilogue { activation, gates, ..Epilogue::default() };
+        let mut epilogue = Epilogue::<Y> { activation, gates, ..Epilogue::default() };
         for (operand, weight, view) in operands.list().iter().filter(|&(of, ..)| added.has(of)) {
             let input = if operand == Operand::Residual && operands.residual_is_y() {
                 Input::InY
@@ -139,6 +143,7 @@ impl HostExecutor {
         let stamps = recorded.as_mut();
         let args = CpuArgs {
             x,
+            scale,
             weights,
             layout,
             gathered,
@@ -165,7 +170,7 @@ impl HostExecutor {
             *trace.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(Timeline { rank: comm.rank(), items, workers });
         }
-        self.normalise::<T>(operands);
+        self.normalise::<Y>(operands);
         Ok(())
     }
 

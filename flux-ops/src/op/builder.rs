@@ -7,7 +7,7 @@ use crate::spec::OpSpec;
 use flux_core::Partials;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
-use flux_kernels::{Activation, Element, GateLayout, Operand, WeightLayout};
+use flux_kernels::{Activation, Element, F8E4M3, GateLayout, Operand, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -340,6 +340,16 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// ```
     pub fn rms_norm(mut self, eps: f32) -> Self {
         self.spec.epilogue.rms_norm = Some(eps.into());
+        self
+    }
+}
+
+impl<K: OpMarker, Y: Element> Builder<TypedLinear<K, F8E4M3, Y>> {
+    /// Whether tensor cores add all products, in place of `false`. They keep 13 bits of a sum or so,
+    /// and without this option sums leave for fp32 registers every 128 elements along `k`. Not with
+    /// [`Scales::Block`](crate::Scales). The same on every rank.
+    pub fn fast_accumulation(mut self, fast: bool) -> Self {
+        self.spec.numerics.fast_accumulation = fast;
         self
     }
 }

@@ -37,8 +37,8 @@ use std::marker::PhantomData;
 pub struct Call<'a, X, Y = X> {
     op: &'a FusedLinear,
     operands: Operands<View>,
-    /// A bias that no weight was given for.
-    stray_bias: bool,
+    /// An operand of a weight that was given before any.
+    stray: Option<Operand>,
     residual_in_y: bool,
     memory: PhantomData<(&'a mut [X], &'a mut [Y])>,
 }
@@ -46,7 +46,7 @@ pub struct Call<'a, X, Y = X> {
 impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     pub(super) fn new(op: &'a FusedLinear, x: View) -> Self {
         let operands = Operands::new(x);
-        Self { op, operands, stray_bias: false, residual_in_y: false, memory: PhantomData }
+        Self { op, operands, stray: None, residual_in_y: false, memory: PhantomData }
     }
 
     fn with(mut self, operand: Operand, view: View) -> Self {
@@ -88,16 +88,31 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     /// [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or `(1, cols)` for the
     /// columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`. It is added once to
     /// every row of the result.
-    pub fn bias(mut self, bias: &'a TensorRef<'_, Y>) -> Self {
+    pub fn bias(self, bias: &'a TensorRef<'_, Y>) -> Self {
+        self.of_last_weight(Operand::Bias, bias.view())
+    }
+
+    fn of_last_weight(mut self, operand: Operand, view: View) -> Self {
         match self.operands.weight_count() {
-            0 => self.stray_bias = true,
-            weights @ 1..=MAX_WEIGHTS => {
-                self.operands.set(Operand::Bias, weights - 1, bias.view());
-            }
+            0 => self.stray = Some(operand),
+            weights @ 1..=MAX_WEIGHTS => self.operands.set(operand, weights - 1, view),
             // Too many weights are found by their number.
             _ => {}
         }
         self
+    }
+
+    /// Of an op with [8-bit operands](crate::TypedLinear::scaled): the scales of `x`, `(1, 1)`, or
+    /// with a row for each of `x`. Those of gathered rows lie behind them, as
+    /// [`TensorRef::with_scales`] says.
+    pub fn scale_x(self, scale: &'a TensorRef<'_, f32>) -> Self {
+        self.with(Operand::ScaleX, scale.view())
+    }
+
+    /// The scales of the weight before it: `(1, 1)`, one for each row of `w` as `(1, n_r)`, or
+    /// `(n_r / 128, k_r / 128)`.
+    pub fn scale_w(self, scale: &'a TensorRef<'_, f32>) -> Self {
+        self.of_last_weight(Operand::ScaleW, scale.view())
     }
 
     /// Of an op built with [`Builder::residual`](crate::Builder::residual): a view of the shape of
@@ -188,10 +203,10 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     ///
     /// # Errors
     /// As [`FusedLinear::forward`]. [`CallError::Weights`] for another number of weights than the
-    /// op has, [`CallError::StrayBias`] for a bias before its weight.
+    /// op has, [`CallError::Stray`] for a weight's operand before it.
     pub fn on<'s>(mut self, stream: impl Into<Stream<'s>>) -> Result<(), CallError> {
-        if self.stray_bias {
-            return Err(CallError::StrayBias);
+        if let Some(operand) = self.stray {
+            return Err(CallError::Stray { operand: operand.name(0) });
         }
         if let Some(&y) = self.operands.get(Operand::Y, 0).filter(|_| self.residual_in_y) {
             self.operands.set(Operand::Residual, 0, y);

@@ -8,7 +8,8 @@ use super::{Builder, Call, FusedLinear};
 use crate::error::{BuildError, CallError};
 use crate::spec::OpSpec;
 use crate::tensor::{TensorMut, TensorRef};
-use flux_kernels::Element;
+use flux_core::{Numerics, Scales};
+use flux_kernels::{Element, F8E4M3};
 use flux_transport::{Communicator, Stream};
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -135,6 +136,35 @@ impl<K: OpMarker, T: Element> TypedLinear<K, T> {
     /// multiples of 8, and what is split is at least 8 for each rank.
     pub fn builder(max_m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(OpSpec::new(K::OP, max_m, n, k, T::DTYPE))
+    }
+}
+
+impl<K: OpMarker, Y: Element> TypedLinear<K, F8E4M3, Y> {
+    /// Starts an op of global extents with 8-bit operands and such scales, for calls with at most
+    /// `max_m` rows. `n` and `k` are multiples of 16, with [`Scales::Block`] of 128, and what is
+    /// split is at least as much for each rank.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, F8E4M3, Scales, TensorMut, TensorRef, bf16};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    ///
+    /// let (m, n, k) = (4, 16, 64);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = AllGatherGemm::<F8E4M3, bf16>::scaled(m, n, k, Scales::Tensor).build(&comm)?;
+    ///
+    /// let one = F8E4M3::from_f32(1.0);
+    /// let (x, w, mut y) = (vec![one; m * k], vec![one; n * k], vec![bf16::NAN; m * n]);
+    /// let (of_x, of_w) = ([0.5_f32], [0.25_f32]);
+    /// op.call(&TensorRef::host(&x, (m, k))?)
+    ///     .scale_x(&TensorRef::host(&of_x, (1, 1))?)
+    ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n))?)
+    ///     .scale_w(&TensorRef::host(&of_w, (1, 1))?)
+    ///     .on(Stream::Host)?;
+    /// assert!(y.iter().all(|&y| y == bf16::from_f32(8.0)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scaled(max_m: usize, n: usize, k: usize, scales: Scales) -> Builder<Self> {
+        Builder::new(OpSpec::new(K::OP, max_m, n, k, Numerics::e4m3(scales, Y::DTYPE)))
     }
 }
 

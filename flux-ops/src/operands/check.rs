@@ -9,8 +9,8 @@ use crate::error::CallError;
 use crate::spec::OpSpec;
 use crate::tensor::{Location, TensorError, View};
 use flux_core::problem::Shape;
-use flux_core::{OpKind, Problem, Rank};
-use flux_kernels::{Extent, Operand, Presence, Shapes};
+use flux_core::{OpKind, Problem, Rank, Scales};
+use flux_kernels::{Operand, Presence, Shapes};
 
 impl Operands<View> {
     /// Whether the residual is what `y` holds.
@@ -46,7 +46,7 @@ impl Operands<View> {
         let shapes = Shapes { problem, rank, layout: spec.weights, gates: spec.epilogue.gates };
         let shape = |operand: Operand, weight| {
             let shape = shapes.of_operand(operand, weight);
-            let has_rows_of_m = operand.extent() != Extent::W && !operand.extent().is_vector();
+            let has_rows_of_m = operand.extent().has_rows_of_call(problem.numerics());
             if m == 0 && has_rows_of_m { Shape { rows: 0, ..shape } } else { shape }
         };
         let slots = Operand::ALL.into_iter().flat_map(|operand| {
@@ -57,6 +57,7 @@ impl Operands<View> {
             let (name, given) = (operand.name(weight), self.get(operand, weight));
             let wanted = match operand.presence() {
                 Presence::Always => true,
+                Presence::Scales => problem.numerics().scales != Scales::None,
                 Presence::Option => spec.epilogue.operands.has(operand),
                 Presence::Norm => spec.epilogue.rms_norm.is_some(),
                 Presence::Wanted if given.is_some() && !operand.is_of(op) => {
@@ -92,7 +93,26 @@ impl Operands<View> {
                 return Err(CallError::Location { operand: name, expected, found });
             }
         }
+        self.check_scales(problem)?;
         self.check_overlap()
+    }
+
+    /// Checks that scales of gathered rows lie behind them, since they travel together.
+    fn check_scales(&self, problem: &Problem) -> Result<(), CallError> {
+        let (op, [x, scale]) =
+            (problem.op(), [Operand::X, Operand::ScaleX].map(|operand| self.get(operand, 0)));
+        let (Some(x), Some(scale)) = (x, scale) else { return Ok(()) };
+        let travels = op.gathers() && problem.rows_carry_scales() && x.layout.rows > 0;
+        let place = (x.address + u64::from(problem.k()), x.row_bytes());
+        let found = (scale.address, scale.row_bytes());
+        // A single row has no other to be apart from.
+        let is_behind = place.0 == found.0 && (place.1 == found.1 || x.layout.rows == 1);
+        let has_room = x.row_bytes() >= problem.gathered_row_bytes();
+        if travels && !(is_behind && has_room) {
+            let needed = problem.gathered_row_bytes();
+            return Err(CallError::ScalesApart { op, k: problem.k(), needed });
+        }
+        Ok(())
     }
 
     /// Checks that no output shares memory with another operand.

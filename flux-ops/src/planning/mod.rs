@@ -107,7 +107,13 @@ pub(crate) fn own_choice(
         _ if spec.batch_invariant => {
             BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() }
         }
-        _ => BuildError::NoPlan { problem: *problem },
+        _ => {
+            let (numerics, generation) = (problem.numerics(), target.machine.generation);
+            match generation.tiles(numerics).next() {
+                Some(_) => BuildError::NoPlan { problem: *problem },
+                None => BuildError::NoNumerics { numerics, generation },
+            }
+        }
     };
     let (plan, origin) = chosen.ok_or_else(none)?;
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })

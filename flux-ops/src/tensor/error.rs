@@ -1,7 +1,7 @@
 //! Why memory cannot be viewed as an operand.
 
-use super::{ALIGNMENT, Layout};
-use flux_core::ElementType;
+use super::Layout;
+use flux_core::{ElementType, Scales};
 
 /// Why a view of memory cannot be an operand; each names the value and the limit.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,14 +61,31 @@ pub enum TensorError {
     /// The pointer is null.
     #[error("the pointer is null: an operand needs memory")]
     Null,
-    /// The first element is not on a 16-byte border.
+    /// The first element is not on a border of 16 bytes, of scales of 4.
     #[error(
-        "address {address:#x} is not a multiple of {ALIGNMENT} bytes: start the view on a 16-byte \
-         border"
+        "address {address:#x} is not a multiple of {alignment} bytes: start the view on a \
+         {alignment}-byte border"
     )]
     Misaligned {
         /// The address.
         address: u64,
+        /// Its divisor.
+        alignment: u64,
+    },
+    /// Rows of 8-bit elements do not hold their scales.
+    #[error(
+        "rows of {cols} elements hold no {k} elements and the scales behind them: {scales} scales \
+         need {needed} bytes a row, and k a multiple of 4"
+    )]
+    NoScales {
+        /// Elements of a row.
+        cols: usize,
+        /// Elements that are no scales.
+        k: usize,
+        /// Elements of a row that are needed.
+        needed: usize,
+        /// The form of the scales.
+        scales: Scales,
     },
     /// There are no such addresses.
     #[error(

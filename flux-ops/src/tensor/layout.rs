@@ -1,6 +1,7 @@
 //! Extents of a row-major view.
 //!
-//! Invariant: a layout that passed [`Layout::check`] has its rows on 16-byte borders and spans less
+//! Invariant: a layout that passed [`Layout::check`] has its rows on 16-byte borders, of scales on
+//! 4-byte borders, and spans less
 //! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
@@ -70,10 +71,16 @@ impl Layout {
                 cols: self.cols,
             });
         }
-        if (self.cols, self.row_stride) == (1, 1) && self.rows > 1 {
+        // Scales are read one by one.
+        let alignment = match dtype {
+            ElementType::Matrix(_) => ALIGNMENT,
+            ElementType::F32 => size_of::<f32>() as u64,
+        };
+        let multiple = (alignment as usize / dtype.bytes()).max(1);
+        if (self.cols, self.row_stride) == (1, 1) && self.rows > 1 && multiple > 1 {
             return Err(TensorError::Column { rows: self.rows });
         }
-        let (row_stride, multiple) = (self.row_stride, dtype.per_vector() as usize);
+        let row_stride = self.row_stride;
         if !row_stride.is_multiple_of(multiple) {
             return Err(TensorError::RowStrideAlignment { row_stride, multiple });
         }
@@ -91,8 +98,8 @@ impl Layout {
         if address == 0 {
             return Err(TensorError::Null);
         }
-        if !address.is_multiple_of(ALIGNMENT) {
-            return Err(TensorError::Misaligned { address });
+        if !address.is_multiple_of(alignment) {
+            return Err(TensorError::Misaligned { address, alignment });
         }
         Ok(())
     }

@@ -9,12 +9,11 @@ mod layout;
 mod tests;
 
 pub use error::TensorError;
-use layout::ALIGNMENT;
 pub use layout::Layout;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
-use flux_core::ElementType;
-use flux_kernels::TensorElement;
+use flux_core::{ElementType, Scales};
+use flux_kernels::{F8E4M3, TensorElement};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -196,6 +195,49 @@ impl<'a, T: TensorElement> TensorRef<'a, T> {
     /// As [`host`](Self::host), and memory of another element type.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: from_raw::<T>(raw)?, _used: None, memory: PhantomData })
+    }
+}
+
+impl<'a> TensorRef<'a, F8E4M3> {
+    /// Of rows with their scales behind them, `[rows, k + scale bytes]` as
+    /// [`Problem::gathered_columns`](flux_core::Problem::gathered_columns) counts: the `k` elements
+    /// of each row, and the scales. An AllGather-GEMM takes rows like this, as they travel together.
+    ///
+    /// ```
+    /// use flux_ops::{F8E4M3, Scales, TensorRef};
+    /// let (rows, k) = (4, 64);
+    /// // A scale of four bytes, in whole vectors.
+    /// let memory = vec![F8E4M3::from_bits(0); rows * (k + 16)];
+    /// let (x, scale) = TensorRef::host(&memory, (rows, k + 16))?.with_scales(k, Scales::Row)?;
+    /// assert_eq!((x.layout().cols, scale.layout().cols), (64, 1));
+    /// assert_eq!((x.layout().row_stride, scale.layout().row_stride), (80, 20));
+    /// # Ok::<(), flux_ops::TensorError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`TensorError::NoScales`]: rows that are shorter than `k` elements and their scales.
+    pub fn with_scales(
+        self,
+        k: usize,
+        scales: Scales,
+    ) -> Result<(Self, TensorRef<'a, f32>), TensorError> {
+        let Self { view, _used, memory } = self;
+        let Layout { rows, cols, row_stride } = view.layout;
+        let wide = u32::try_from(k).unwrap_or(u32::MAX);
+        let count = scales.of_row(wide) as usize;
+        let needed = k.saturating_add(count * size_of::<f32>());
+        if count == 0 || cols < needed || !k.is_multiple_of(size_of::<f32>()) {
+            return Err(TensorError::NoScales { cols, k, needed, scales });
+        }
+        let x = View { layout: Layout::strided(rows, k, row_stride), ..view };
+        let scale = View {
+            address: view.address + k as u64,
+            layout: Layout::strided(rows, count, row_stride / size_of::<f32>()),
+            dtype: ElementType::F32,
+            ..view
+        };
+        let scale = TensorRef { view: scale, _used: None, memory: PhantomData };
+        Ok((Self { view: x, _used, memory }, scale))
     }
 }
 

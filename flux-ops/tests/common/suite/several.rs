@@ -250,7 +250,7 @@ pub fn what_several_weights_cannot_be_is_refused(machine: Machine) {
                 .bias(&second_bias)
                 .on(node.stream())
                 .unwrap_err();
-            assert!(matches!(stray, CallError::StrayBias), "{stray}");
+            assert!(matches!(stray, CallError::Stray { operand: "bias" }), "{stray}");
             let shape = op
                 .call(&x)
                 .weight(&first_w, &mut y)

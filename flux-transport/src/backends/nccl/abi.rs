@@ -54,6 +54,8 @@ impl From<flux_core::DType> for ElementType {
         match dtype {
             flux_core::DType::Bf16 => Self::Bf16,
             flux_core::DType::F16 => Self::F16,
+            // Only gathered, and their scales with them.
+            flux_core::DType::E4m3 => Self::U8,
         }
     }
 }
