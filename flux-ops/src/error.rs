@@ -566,9 +566,7 @@ fn call_with(operand: &str) -> String {
 fn option_of(operand: &str) -> String {
     match Operand::named(operand) {
         Some((known, _)) if known.presence() == Presence::Norm => "rms_norm(eps)".to_owned(),
-        Some((known, _)) if known.presence() == Presence::Scales => {
-            "operands of 8 bits".to_owned()
-        }
+        Some((known, _)) if known.presence() == Presence::Scales => "operands of 8 bits".to_owned(),
         Some((known, _)) => format!("{}(true)", known.name(0)),
         None => operand.to_owned(),
     }

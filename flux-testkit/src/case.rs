@@ -109,6 +109,13 @@ impl<T: Element> Case<T> {
         }
     }
 
+    /// The same with each element of `x` and `w` replaced.
+    #[must_use]
+    pub fn with_operands(self, replaced: impl Fn(T) -> T) -> Self {
+        let all = |of: Vec<T>| of.into_iter().map(&replaced).collect();
+        Self { x: all(self.x), w: all(self.w), ..self }
+    }
+
     /// The same operands with an activation and, where asked for, a bias.
     #[must_use]
     pub fn finished(self, bias: bool, values: Values, activation: Activation) -> Self {

@@ -2,12 +2,14 @@
 //!
 //! Invariant: the bound follows from the element's own terms.
 //!
+//! `t_c` is 2^-13 for 8-bit operands, else 0.
+//!
 //! An op rounds to the element type once, and a sum over ranks each partial sum on its way. With `u`
 //! the unit roundoff, `t` half the distance between the smallest numbers, `p_s` the partial sum of
 //! source `s`, and `A` the sum of the terms' absolute values:
 //!
 //! ```text
-//! a = (sqrt(k) + W) eps_f32 A                              accumulation in fp32
+//! a = (sqrt(k) + W) eps_f32 A + t_c A                      accumulation in fp32
 //! E = a + sum over sent partials of u (|p_s| + a) + t      their roundings
 //! |y - sum of p_s|  <=  E + u (|sum of p_s| + E) + t       the result's
 //! ```
@@ -105,8 +107,8 @@ impl<'a> Terms<'a> {
         let Self { problem, partials, absolute } = self;
         let (numerics, world) = (problem.numerics(), f64::from(problem.world().get()));
         let (unit, tiny) = (numerics.output.unit_roundoff(), numerics.output.least_roundoff());
-        let accumulation =
-            (f64::from(problem.k()).sqrt() + world) * f64::from(f32::EPSILON) * absolute;
+        let in_fp32 = (f64::from(problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
+        let accumulation = (in_fp32 + tensor_core_error(numerics)) * absolute;
         let never = partials.len() == 1 || numerics.partials == Partials::F32 && !way.collective;
         let send = |sum: Sum| Sum {
             rounded: rounded(numerics.output, sum.rounded),
@@ -198,12 +200,20 @@ pub fn normalised(y: &[f32], gain: &[f32], eps: f32, output: DType) -> Vec<Finis
     y.iter().zip(gain).map(element).collect()
 }
 
+/// What tensor cores lose of a sum of 8-bit products, relative to the products' absolute values:
+/// Hopper adds them with 13 fractional bits below the largest of an instruction's ("DeepSeek-V3
+/// Technical Report", 2024, section 3.3.2).
+fn tensor_core_error(numerics: Numerics) -> f64 {
+    if numerics.operand == DType::E4m3 { 1.0 / 8192.0 } else { 0.0 }
+}
+
 /// A number in fp32, as the type has it.
 fn rounded(dtype: DType, number: f64) -> f64 {
     let number = number as f32;
     f64::from(match dtype {
         DType::Bf16 => bf16::from_f32(number).to_f32(),
         DType::F16 => f16::from_f32(number).to_f32(),
+        DType::E4m3 => unreachable!("outputs have 16 bits"),
     })
 }
 

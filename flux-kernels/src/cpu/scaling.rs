@@ -54,18 +54,21 @@ impl<X: Element, Y: Element> Call<'_, X, Y> {
         block: &mut [f32],
     ) {
         let step = SCALE_BLOCK as usize;
-        // A tile's step is a block.
-        let first = (item.k_first * self.program.tile.k / SCALE_BLOCK) as usize;
+        let first = (item.k_first * self.program.tile.k) as usize;
         for row in acc.chunks_mut(product.ldc).take(product.m) {
             row.fill(0.0);
         }
-        for (number, at) in (0..product.k).step_by(step).enumerate() {
-            let of_block = Product { k: step.min(product.k - at), ..product };
+        let mut at = 0;
+        while at < product.k {
+            let number = (first + at) / step;
+            let of_block =
+                Product { k: (step - (first + at) % step).min(product.k - at), ..product };
             panel::multiply(of_block, &a[at..], &b[at..], block);
             let mut sums = block.chunks(product.ldc).flat_map(|row| &row[..product.n]);
-            self.each_sum(item, first + number, acc, |acc, scale| {
+            self.each_sum(item, number, acc, |acc, scale| {
                 *acc += sums.next().expect("a sum for each") * scale;
             });
+            at += of_block.k;
         }
     }
 

@@ -2,7 +2,7 @@
 //! examples and tests need it for both.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr};
-use flux_ops::{Element, Layout, TensorMut, TensorRef};
+use flux_ops::{Layout, TensorElement, TensorMut, TensorRef};
 use flux_transport::{Communicator, Stream};
 use std::error::Error;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Device {
     }
 
     /// Copies to the device.
-    pub(crate) fn put<T: Element + DeviceRepr>(&self, elements: Vec<T>) -> Result<Memory<T>> {
+    pub(crate) fn put<T: TensorElement + DeviceRepr>(&self, elements: Vec<T>) -> Result<Memory<T>> {
         Ok(match self {
             Self::Host => Memory::Host(elements),
             Self::Cuda(stream) => Memory::Cuda(stream.clone_htod(&elements)?),
@@ -49,7 +49,7 @@ impl Device {
     }
 
     /// Copies back, when all that is on the stream is done.
-    pub(crate) fn get<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> Result<Vec<T>> {
+    pub(crate) fn get<T: TensorElement + DeviceRepr>(&self, memory: &Memory<T>) -> Result<Vec<T>> {
         match (memory, self) {
             (Memory::Host(memory), Self::Host) => Ok(memory.clone()),
             (Memory::Cuda(memory), Self::Cuda(stream)) => {
@@ -63,7 +63,7 @@ impl Device {
     }
 
     /// Overwrites memory, in the stream's order.
-    pub(crate) fn write<T: Element + DeviceRepr>(
+    pub(crate) fn write<T: TensorElement + DeviceRepr>(
         &self,
         memory: &mut Memory<T>,
         elements: &[T],
@@ -77,7 +77,7 @@ impl Device {
     }
 
     /// Address of the first element.
-    pub(crate) fn address<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> Result<u64> {
+    pub(crate) fn address<T: TensorElement + DeviceRepr>(&self, memory: &Memory<T>) -> Result<u64> {
         match (memory, self) {
             (Memory::Host(memory), Self::Host) => Ok(memory.as_ptr().expose_provenance() as u64),
             (Memory::Cuda(memory), Self::Cuda(stream)) => Ok(memory.device_ptr(stream).0),
@@ -86,7 +86,7 @@ impl Device {
     }
 
     /// An operand that a call on this device's stream reads.
-    pub(crate) fn view<'a, T: Element>(
+    pub(crate) fn view<'a, T: TensorElement>(
         &'a self,
         memory: &'a Memory<T>,
         layout: impl Into<Layout>,
@@ -99,7 +99,7 @@ impl Device {
     }
 
     /// An operand that a call on this device's stream writes.
-    pub(crate) fn view_mut<'a, T: Element>(
+    pub(crate) fn view_mut<'a, T: TensorElement>(
         &'a self,
         memory: &'a mut Memory<T>,
         layout: impl Into<Layout>,

@@ -68,7 +68,7 @@ fn views_without_rows_are_of_any_memory() {
 #[test]
 fn a_layout_spans_less_than_can_be_addressed() {
     let limit = MAX_SPAN_BYTES / DType::Bf16.bytes();
-    let check = |rows| Layout::dense(rows, 64).check(DType::Bf16.into(), ALIGNMENT, usize::MAX);
+    let check = |rows| Layout::dense(rows, 64).check(DType::Bf16.into(), 16, usize::MAX);
     assert_eq!(check(limit / 64 - 1), Ok(()));
     let error = check(limit / 64).unwrap_err();
     assert_eq!(
@@ -82,8 +82,8 @@ fn a_misaligned_view_is_refused_and_names_its_address() {
     let mut m = memory(256);
     let odd = &mut m[1..];
     let address = odd.as_ptr().addr() as u64;
-    assert_eq!(TensorRef::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address });
-    assert_eq!(TensorMut::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address });
+    assert_eq!(TensorRef::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address, alignment: 16 });
+    assert_eq!(TensorMut::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address, alignment: 16 });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::{OPS, SHARDED};
 use cudarc::driver::{CudaStream, DeviceRepr};
 use flux_core::{Nodes, OpKind, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
-use flux_ops::{Layout, TensorMut, TensorRef};
+use flux_ops::{Layout, TensorElement, TensorMut, TensorRef};
 use flux_transport::{Communicator, Options, Select, Stream, World};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -154,7 +154,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn upload<T: Element + DeviceRepr>(&self, elements: &[T]) -> Memory<T> {
+    pub(crate) fn upload<T: TensorElement + DeviceRepr>(&self, elements: &[T]) -> Memory<T> {
         self.device.put(elements.to_vec()).unwrap()
     }
 
@@ -177,7 +177,7 @@ impl Node {
         self.device.address(memory).unwrap()
     }
 
-    pub(crate) fn view<'a, T: Element>(
+    pub(crate) fn view<'a, T: TensorElement>(
         &'a self,
         memory: &'a Memory<T>,
         layout: impl Into<Layout>,

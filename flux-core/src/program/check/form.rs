@@ -270,7 +270,7 @@ fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&
             Some("a rank fills its own place in a gather buffer")
         }
         _ if !transfer.col.is_multiple_of(p.tile.k) => Some("a slice begins at a step along k"),
-        _ if !end.is_multiple_of(p.tile.k) && end != p.problem.k() => {
+        _ if !end.is_multiple_of(p.tile.k) && end != p.problem.gathered_columns() => {
             Some("a slice ends at a step along k")
         }
         _ => None,
