@@ -140,9 +140,11 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
+                scale: None,
                 gathered: None,
                 x: Rows { elements: &x, stride: 24 },
                 weights: WeightList::one(CpuWeight {
+                    scale: None,
                     w: Rows { elements: &w, stride: 24 },
                     y: RowsMut { elements: &mut y, stride: 40 },
                 }),

@@ -58,9 +58,11 @@ fn call_of<T: Element>(
     Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
         &mut Buffers::default(),
         CpuArgs {
+            scale: None,
             gathered: None,
             x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
             weights: WeightList::one(CpuWeight {
+                scale: None,
                 w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
                 y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
             }),
@@ -276,9 +278,11 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
+                scale: None,
                 gathered: None,
                 x: Rows { elements: &x[..x_len], stride: x_stride },
                 weights: WeightList::one(CpuWeight {
+                    scale: None,
                     w: Rows { elements: &w, stride: 16 },
                     y: RowsMut { elements: &mut y, stride: 32 },
                 }),
@@ -325,7 +329,14 @@ fn a_workspace_or_type_that_does_not_fit_is_refused() {
     ));
     let memory = Memory::new(2, program.workspace(), FIRST);
     let error = call_of::<f16>(&program, memory.view(0, SOON), 1, false).unwrap_err();
-    assert_eq!(error, ExecuteError::DType { program: DType::Bf16.into(), operands: DType::F16 });
+    assert_eq!(
+        error,
+        ExecuteError::DType {
+            program: DType::Bf16.into(),
+            operands: DType::F16,
+            outputs: DType::F16
+        }
+    );
 }
 
 /// A name and a way to break a program.

@@ -320,9 +320,11 @@ fn strided_operands_are_read_and_written_in_place() {
     let mark = bf16::from_f32(77.0);
     let mut y = vec![mark; 13 * (24 + PAD) - PAD];
     let args = CpuArgs {
+        scale: None,
         gathered: None,
         x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
         weights: WeightList::one(CpuWeight {
+            scale: None,
             w: Rows { elements: &w, stride: 16 + PAD },
             y: RowsMut { elements: &mut y, stride: 24 + PAD },
         }),

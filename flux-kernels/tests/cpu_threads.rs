@@ -61,10 +61,12 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
         let mut y = vec![bf16::NAN; 40 * 64];
         let mut stamps = Stamps::default();
         let args = CpuArgs {
+            scale: None,
             gathered: None,
             x: Rows { elements: &x, stride: 16 },
             weights: WeightList::one(CpuWeight {
                 w: Rows { elements: &w, stride: 16 },
+                scale: None,
                 y: RowsMut { elements: &mut y, stride: 64 },
             }),
             layout: WeightLayout::Nk,

@@ -4,7 +4,9 @@ use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
 use flux_core::program::{Chunk, NONE, Schedule, Sink, TileProgram, WorkItem, check};
-use flux_core::{DType, OpKind, Partials, Problem, Rank, TileShape, WorldSize, layout};
+use flux_core::{
+    DType, Numerics, OpKind, Partials, Problem, Rank, Scales, TileShape, WorldSize, layout,
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -134,18 +136,23 @@ proptest! {
     }
 }
 
-/// Shapes in steps of 8 columns, which may not divide by the ranks, with a number that selects a
-/// candidate.
+/// Shapes in groups of columns, which may not divide by the ranks, of 16-bit and of 8-bit operands
+/// with each form of scales, and a number that selects a candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
     let extents = (1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..8);
     let partials = prop::sample::select(vec![Partials::Output, Partials::F32]);
-    (ops, 2_u32..=8, extents, partials, 0_usize..60).prop_map(
-        |(op, world, (m, n, k, more), partials, number)| {
-            let world = WorldSize::new(world).unwrap();
-            let split = |groups| 8 * (groups * world.index() + more % world.index());
-            let (n, k) = if op.reduces() { (8 * n, split(k)) } else { (split(n), 8 * k) };
-            (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
+    let scaled = Scales::OF_E4M3.map(|scales| Numerics::e4m3(scales, DType::Bf16));
+    let numerics = prop_oneof![Just(DType::Bf16.into()), prop::sample::select(scaled.to_vec())];
+    (ops, 2_u32..=8, extents, (partials, numerics), 0_usize..60).prop_map(
+        |(op, world, (m, n, k, more), (partials, numerics), number)| {
+            let (world, group) = (WorldSize::new(world).unwrap(), numerics.row_multiple() as usize);
+            // As many elements of any type.
+            let fewer = |groups: usize| groups.div_ceil(group / 8);
+            let split = |groups| group * (fewer(groups) * world.index() + more % world.index());
+            let whole = |groups| group * fewer(groups);
+            let (n, k) = if op.reduces() { (whole(n), split(k)) } else { (split(n), whole(k)) };
+            (Problem::new(op, m, n, k, numerics, world).unwrap().with_partials(partials), number)
         },
     )
 }

@@ -211,10 +211,12 @@ impl Member<'_> {
             self.executor.run(
                 &mut self.buffers,
                 CpuArgs {
+                    scale: None,
                     gathered: None,
                     x: Rows { elements: x, stride: xs.cols as usize },
                     weights: WeightList::one(CpuWeight {
                         w: Rows { elements: w, stride: ws.cols as usize },
+                        scale: None,
                         y: RowsMut { elements: &mut y, stride: ys.cols as usize },
                     }),
                     layout: WeightLayout::Nk,

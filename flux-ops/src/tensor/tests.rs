@@ -82,8 +82,14 @@ fn a_misaligned_view_is_refused_and_names_its_address() {
     let mut m = memory(256);
     let odd = &mut m[1..];
     let address = odd.as_ptr().addr() as u64;
-    assert_eq!(TensorRef::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address, alignment: 16 });
-    assert_eq!(TensorMut::host(odd, (2, 64)).unwrap_err(), TensorError::Misaligned { address, alignment: 16 });
+    assert_eq!(
+        TensorRef::host(odd, (2, 64)).unwrap_err(),
+        TensorError::Misaligned { address, alignment: 16 }
+    );
+    assert_eq!(
+        TensorMut::host(odd, (2, 64)).unwrap_err(),
+        TensorError::Misaligned { address, alignment: 16 }
+    );
 }
 
 #[test]

@@ -209,9 +209,11 @@ impl HostReplay {
         let called = self.executor.run(
             &mut Buffers::default(),
             CpuArgs {
+                scale: None,
                 gathered: None,
                 x: rows(x, problem.k_local(rank)),
                 weights: WeightList::one(CpuWeight {
+                    scale: None,
                     w: rows(w, problem.w_shape(rank).cols),
                     y: RowsMut { elements: &mut y, stride: ys.cols as usize },
                 }),

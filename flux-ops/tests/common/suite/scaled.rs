@@ -229,7 +229,8 @@ pub fn scaled_numbers_stay_within_the_bound(machine: Machine) {
             let n = if op.gathers() { 2 * n } else { n };
             let case = case(op, [m, n, k], world, numerics, Values::Reals);
             let case = if op.gathers() {
-                case.finished(false, Values::Reals, Activation::Silu).gated(GateLayout::Concatenated)
+                case.finished(false, Values::Reals, Activation::Silu)
+                    .gated(GateLayout::Concatenated)
             } else {
                 case.with_residual(Values::Reals)
             };
