@@ -242,6 +242,12 @@ impl Numerics {
         operands && !matches!(self.output, DType::E4m3)
     }
 
+    /// Whether sums leave the tensor cores every [`SCALE_BLOCK`] elements along `k`, for fp32
+    /// registers.
+    pub const fn promotes(self) -> bool {
+        matches!(self.operand, DType::E4m3) && !self.fast_accumulation
+    }
+
     /// Bytes of a row's own scales behind its `k` elements of `x`, in whole vectors.
     pub const fn row_scale_bytes(self, k: u32) -> u32 {
         (self.scales.of_row(k) * size_of::<f32>() as u32).next_multiple_of(VECTOR_BYTES)

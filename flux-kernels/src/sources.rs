@@ -55,6 +55,7 @@ headers![
     "sm90/fused_gemm.cuh",
     "sm90/partials.cuh",
     "sm90/producer.cuh",
+    "sm90/scales.cuh",
     "sm90/signal_poller.cuh",
     "sm90/storer.cuh",
     "sm90/swap_ab.cuh",

@@ -13,7 +13,7 @@ pub use choice::NoSuchTile;
 
 use crate::weights::WeightLayout;
 use flux_core::tile::{CONSUMERS, Generation, Staging};
-use flux_core::{DType, Numerics, OpKind, Partials, SumsTo, TileShape};
+use flux_core::{DType, Numerics, OpKind, Partials, Scales, SumsTo, TileShape};
 use std::fmt;
 
 /// Threads of a warp.
@@ -153,7 +153,13 @@ impl Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flux_{}_{}_{}_s{}", self.op, self.numerics.operand, self.tile, self.stages)?;
+        let Numerics { operand, scales, fast_accumulation, output, .. } = self.numerics;
+        write!(f, "flux_{}_{operand}", self.op)?;
+        if scales != Scales::None {
+            let fast = if fast_accumulation { "fast_" } else { "" };
+            write!(f, "_{scales}_{fast}{output}")?;
+        }
+        write!(f, "_{}_s{}", self.tile, self.stages)?;
         if self.gated {
             f.write_str("_gated")?;
         }

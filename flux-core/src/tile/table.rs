@@ -164,12 +164,10 @@ impl TileShape {
     /// `w`, a tile's columns have one.
     pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
         let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
-        let promoted = (blocks + 1) * wgmma_n / 2 <= MOST_PROMOTED_SUMS;
-        match numerics.scales {
-            Scales::None => true,
-            Scales::Tensor | Scales::Row => numerics.fast_accumulation || promoted,
-            Scales::Block => promoted && SCALE_BLOCK.is_multiple_of(self.n),
-        }
+        let sums = (blocks + 1) * wgmma_n / 2;
+        let one_scale =
+            !matches!(numerics.scales, Scales::Block) || SCALE_BLOCK.is_multiple_of(self.n);
+        one_scale && (!numerics.promotes() || sums <= MOST_PROMOTED_SUMS)
     }
 
     /// The staging forms of this tile's kernels on Hopper; none outside the table.

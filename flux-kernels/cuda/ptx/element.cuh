@@ -42,4 +42,10 @@ struct F16 {
     }
 };
 
+// E4M3 of the OCP 8-bit floating point specification, of operands alone
+struct E4m3 {
+    static constexpr u32 kBytes = 1;
+    static constexpr u32 kPerVector = kVectorBytes / kBytes;
+};
+
 }  // namespace flux

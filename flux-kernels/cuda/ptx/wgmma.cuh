@@ -126,7 +126,7 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_SUMS_128 FLUX_SUMS_120, FLUX_EIGHT(120)
 
 // How an operand lies in shared memory: the upper half of its descriptor, whether it is transposed,
-// and the bytes from 16 elements along k to the next.
+// and the bytes from an instruction's elements along k to the next one's.
 struct KMajor {
     static constexpr u32 kUpper = 1u << 30 | 1024 >> 4;  // swizzle mode 1, stride offset 1024
     static constexpr u32 kTransposed = 0;
@@ -146,7 +146,8 @@ struct MnMajor {
     __device__ __forceinline__ static u32 descriptor(u32 address) { return (address & 0x3FFFF) >> 4 | (64 * RowBytes >> 4) << 16; }
 };
 
-// wgmma.mma_async m64nNk16: D (64 x N) = A (64 x 16) * B (N x 16)^T, added to D where `accumulate`.
+// wgmma.mma_async m64nNk16, or m64nNk32 of 8-bit operands, which are K-major: D (64 x N) = A (64 x k)
+// * B (N x k)^T, added to D where `accumulate`.
 template <u32 N, class Element>
 struct Wgmma;
 
@@ -164,9 +165,23 @@ struct Wgmma;
                          : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(A::kUpper), "n"(B::kUpper), "n"(A::kTransposed), "n"(B::kTransposed));    \
         }                                                                                                                                           \
     };
+#define FLUX_WGMMA_8_BIT(n, sums, a, b, c, ua, ub, type, Element)                                                                                    \
+    template <>                                                                                                                                     \
+    struct Wgmma<n, Element> {                                                                                                                      \
+        template <class A, class B>                                                                                                                 \
+        static __device__ __forceinline__ void mma(float (&d)[sums], u32 desc_a, u32 desc_b, u32 accumulate) {                                      \
+            static_assert(!A::kTransposed && !B::kTransposed, "8-bit operands are K-major");                                                        \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                          \
+                         "mov.b64 a, {%" #a ", %" #ua "};\nmov.b64 b, {%" #b ", %" #ub "};\n"                                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." #type "." #type " {" FLUX_PLACES_##sums "}, a, b, p, 1, 1;\n}"           \
+                         : FLUX_SUMS_##sums                                                                                                         \
+                         : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(A::kUpper), "n"(B::kUpper));                                              \
+        }                                                                                                                                           \
+    };
 #define FLUX_WGMMA(n, sums, a, b, c, ua, ub, ta, tb)              \
     FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, bf16, Bf16)   \
-    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, F16)
+    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, F16)     \
+    FLUX_WGMMA_8_BIT(n, sums, a, b, c, ua, ub, e4m3, E4m3)
 
 FLUX_WGMMA(16, 8, 8, 9, 10, 11, 12, 13, 14)
 FLUX_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
@@ -191,6 +206,7 @@ FLUX_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #undef FLUX_WGMMA
 #undef FLUX_WGMMA_OF
+#undef FLUX_WGMMA_8_BIT
 #undef FLUX_EIGHT
 #undef FLUX_FOUR
 #undef FLUX_PLACES_8

@@ -10,6 +10,7 @@
 #include "common/scatter.cuh"
 #include "common/trace.cuh"
 #include "sm90/partials.cuh"
+#include "sm90/scales.cuh"
 #include "sm90/swap_ab.cuh"
 #include "common/wait.cuh"
 #include "ptx/bulk.cuh"
@@ -31,6 +32,9 @@ struct Consumer {
     using Weights = typename Either<C::kWeightsKn, ptx::MnMajor<C::kBoxRowBytes>, ptx::KMajor>::Type;
     using OfM = typename Either<C::kSwapAB, Weights, ptx::KMajor>::Type;
     using OfN = typename Either<C::kSwapAB, ptx::KMajor, Weights>::Type;
+
+    // How promoted sums of a step are added.
+    using Steps = typename Either<C::kScalesBlocks, ScaledSteps<C>, PlainSteps<C>>::Type;
 
     const Params& p;
     const Shared<C> smem;
@@ -55,6 +59,7 @@ struct Consumer {
             }
             float acc[C::kBlocks][kAccumulators];
             multiply(item, acc);
+            if constexpr (C::kScalesSums) scale_sums<C>(p, smem, epoch, load_item(p, i), index, thread, acc);
             mark(i, &ItemStamps::multiplied);
             if (item.parts != 0) add_split_k_partials(item.parts, acc);
             if constexpr (C::kSendsPartials) {
@@ -108,10 +113,43 @@ private:
         }
     }
 
+    // Multiplies the next stage and advances. The products of an m64 block leave the tensor cores,
+    // which keep some 13 bits of a sum, before those of the next are issued: there are registers for
+    // one. Meanwhile the other consumer's are multiplied.
+    __device__ __forceinline__ void promote_stage(Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
+        ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+        const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
+        const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
+        steps.advance();
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+            float sums[kAccumulators];
+            ptx::pin_registers(sums);
+            ptx::wgmma_fence();
+#pragma unroll
+            for (u32 k = 0; k < C::kProducts; ++k) {
+                ptx::Wgmma<C::kWgmmaN, typename C::Operand>::template mma<OfM, OfN>(sums, ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
+                                                                                    ptx::advance_descriptor(n, k * OfN::kStepBytes), k != 0);
+            }
+            ptx::wgmma_commit();
+            ptx::pin_registers(sums);
+            if (block == 0) steps.load_next();
+            ptx::wgmma_wait<0>();
+            ptx::pin_registers(sums);
+            if (block + 1 == C::kBlocks && thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
+            steps.add(block, sums, acc[block]);
+        }
+        ring.advance();
+    }
+
     // Issues the products of the next stage and advances. Returns the barrier to arrive at when
-    // they are done.
+    // they are done; there is none of promoted sums.
     template <bool First>
-    __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
+    __device__ __forceinline__ u32 take_stage(u32 read, Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
+        if constexpr (C::kPromotes) {
+            promote_stage(steps, acc);
+            return 0;
+        }
         issue_stage<First>(read, acc);
         const u32 next = smem.empty(ring.stage);
         ring.advance();
@@ -120,6 +158,7 @@ private:
 
     // Waits until the sums so far are in registers.
     __device__ __forceinline__ void settle(float (&acc)[C::kBlocks][kAccumulators]) const {
+        if constexpr (C::kPromotes) return;
         ptx::wgmma_wait<0>();
         pin(acc);
     }
@@ -134,7 +173,14 @@ private:
     // the other.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
-        u32 read = take_stage<true>(0, acc);
+        if constexpr (C::kPromotes) {
+#pragma unroll
+            for (u32 at = 0; at < C::kBlocks * kAccumulators; ++at) *accumulator(acc, at) = 0.0f;
+        }
+        // Gathered rows are there, and so are their scales.
+        if constexpr (C::kScalesBlocks) ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+        Steps steps(p, smem, epoch, item, index, thread);
+        u32 read = take_stage<true>(0, steps, acc);
         u32 step = 1;
         if constexpr (C::kSendsPartials) {
             const u32 in_mainloop = ptx::from_lane(in_mainloop_partials(p, item), 0);
@@ -143,23 +189,23 @@ private:
                 const u32 first = p.in_mainloop_first + index * kInMainloopLag + source * p.in_mainloop_gap;
 #pragma unroll
                 for (u32 piece = 0; piece < C::kPieces; ++piece) {
-                    read = multiply_until(first + piece * (p.in_mainloop_gap / C::kPieces), step, read, acc);
+                    read = multiply_until(first + piece * (p.in_mainloop_gap / C::kPieces), step, read, steps, acc);
                     settle(acc);
                     add_in_mainloop_piece(piece, acc);
-                    read = take_stage<false>(read, acc);
+                    read = take_stage<false>(read, steps, acc);
                     ++step;
                 }
             }
         }
-        read = multiply_until(k_steps, step, read, acc);
+        read = multiply_until(k_steps, step, read, steps, acc);
         settle(acc);
-        if (thread == 0) ptx::mbarrier_arrive(read);
+        if (!C::kPromotes && thread == 0) ptx::mbarrier_arrive(read);
     }
 
-    __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
+    __device__ __forceinline__ u32 multiply_until(u32 end, u32& step, u32 read, Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
 #pragma unroll 1
         for (; step < end; ++step) {
-            read = take_stage<false>(read, acc);
+            read = take_stage<false>(read, steps, acc);
             // Of two groups one stays in flight; with one group, the stage before is done.
             if constexpr (C::kWgmmaGroups == 2) ptx::wgmma_wait<1>();
         }

@@ -9,7 +9,7 @@ use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::DType;
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
-use flux_core::numerics::VECTOR_BYTES;
+use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{
     Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem,
@@ -54,6 +54,7 @@ fn write() -> String {
         ("kInMainloopGap", IN_MAINLOOP_GAP),
         ("kInMainloopLag", IN_MAINLOOP_LAG),
         ("kVectorBytes", VECTOR_BYTES),
+        ("kScaleBlock", SCALE_BLOCK),
         ("kPushedBytes", PUSHED_BYTES as u32),
         ("kSentBytes", SENT_BYTES),
         ("kRawEnd", RAW_END),

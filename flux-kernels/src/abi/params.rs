@@ -22,6 +22,10 @@ mirrored! {
         pub(crate) y_row_bytes: u64,
         /// One element for each column; 0 for none, as of every other weight.
         pub(crate) bias: u64,
+        /// The scale of its row 0, which may be one of all rows; 0 where operands have none.
+        pub(crate) scale: u64,
+        /// Bytes from a row's scale to the next row's, or from those of 128 rows to the next.
+        pub(crate) scale_row_bytes: u64,
         /// Its first column, as items count columns; no item has one where there is no weight.
         pub(crate) start: u32,
         pub(crate) padding: u32,
@@ -69,7 +73,11 @@ mirrored! {
         pub(crate) x: u64,
         /// Bytes between its rows.
         pub(crate) x_row_bytes: u64,
-        /// Bytes of a row of x, and between rows of a gather buffer.
+        /// Scales of the caller's x; 0 where operands have none.
+        pub(crate) scale_x: u64,
+        /// Bytes between its rows; 0 where all have one scale.
+        pub(crate) scale_x_row_bytes: u64,
+        /// Bytes of a row of x with its scales, and between rows of a gather buffer.
         pub(crate) row_bytes: u64,
         /// Bytes between the shard slots of a gather buffer.
         pub(crate) shard_slot_bytes: u64,
@@ -118,6 +126,10 @@ mirrored! {
         /// The ranks at which every row is stored that is scattered; 0 where its shard's rank owns
         /// it.
         pub(crate) scatter_mask: u32,
+        /// Bytes from a gathered row to its scales; 0 where it carries none.
+        pub(crate) gathered_scales: u32,
+        /// Keeps what follows at multiples of 8 bytes.
+        pub(crate) padding: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
         /// Of [`Activation::ALL`](crate::Activation::ALL).

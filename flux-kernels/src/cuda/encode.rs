@@ -12,11 +12,12 @@ use crate::weights::{GateLayout, WeightLayout};
 use bytemuck::Zeroable;
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::{GATE_COLUMNS, Generation};
-use flux_core::{DType, Numerics, Rank, SumsTo, TileShape, WorldSize};
+use flux_core::{DType, Numerics, Rank, Scales, SumsTo, TileShape, WorldSize};
 
 /// The operands' tensor maps.
 struct Maps {
@@ -68,7 +69,6 @@ fn encode_maps(
         box_width: BoxWidth::Wide,
         fetch: Fetch::Pair,
     };
-    let row_bytes = u64::from(k) * numerics.operand.bytes() as u64;
     let a_caller = encode(numerics.operand, &x)?;
     let gathers = problem.op().gathers() && world.peers() > 0;
     let a_gather = if gathers {
@@ -82,7 +82,7 @@ fn encode_maps(
                 name: "the gather buffer",
                 address,
                 rows: rows.global,
-                row_bytes,
+                row_bytes: problem.gathered_row_bytes(),
                 outer: &outer,
                 ..x
             },
@@ -296,7 +296,6 @@ pub(super) fn encode_params(
     let p = program.program();
     let problem = &p.problem;
     let (numerics, world) = (problem.numerics(), problem.world());
-    let row_bytes = u64::from(problem.k_local(p.rank)) * numerics.operand.bytes() as u64;
     let maps = match variant.generation() {
         Generation::Hopper => encode_maps(variant, program, args)?,
         // It computes addresses itself, and other devices have no tensor maps.
@@ -307,7 +306,7 @@ pub(super) fn encode_params(
         && p.rows.is_flattened()
         && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
-    let x = args.operand(Operand::X, 0);
+    let [x, scale_x] = [Operand::X, Operand::ScaleX].map(|operand| args.operand(operand, 0));
     let (residual, residual_rows) =
         in_rows_of_items(p, args.operand(Operand::Residual, 0), args.result_rows);
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
@@ -329,7 +328,12 @@ pub(super) fn encode_params(
         deadline_ns: args.deadline_ns,
         x: x.address,
         x_row_bytes: x.row_bytes,
-        row_bytes,
+        scale_x: scale_x.address,
+        scale_x_row_bytes: match numerics.scales {
+            Scales::None | Scales::Tensor => 0,
+            Scales::Row | Scales::Block => scale_x.row_bytes,
+        },
+        row_bytes: problem.gathered_row_bytes(),
         shard_slot_bytes: gather_place_bytes(problem),
         weights: weights(p, args),
         results_offset: p.results_offset(),
@@ -355,6 +359,12 @@ pub(super) fn encode_params(
         own_rows: problem.shard_rows(p.rank).len() as u32,
         full_slots: if p.rows.is_flattened() { problem.full_shards() } else { u32::MAX },
         scatter_mask,
+        gathered_scales: if problem.rows_carry_scales() {
+            problem.k() * numerics.operand.bytes() as u32
+        } else {
+            0
+        },
+        padding: 0,
         k_local: problem.k_local(p.rank),
         activation: args.activation as u32,
         gate_step,
@@ -378,9 +388,14 @@ pub(super) fn encode_params(
 fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     let mut all = [Weight { start: u32::MAX, ..Weight::zeroed() }; MAX_WEIGHTS];
     for (number, (to, start)) in all.iter_mut().zip(p.weight_starts()).enumerate() {
-        let [w, y, bias] =
-            [Operand::W, Operand::Y, Operand::Bias].map(|operand| args.operand(operand, number));
+        let [w, y, bias, scale] = [Operand::W, Operand::Y, Operand::Bias, Operand::ScaleW]
+            .map(|operand| args.operand(operand, number));
         let (columns, bytes) = (u64::from(start), p.problem.numerics().output.bytes() as u64);
+        let (scale_row_bytes, rows) = match p.problem.numerics().scales {
+            Scales::None | Scales::Tensor => (0, 0),
+            Scales::Row => (size_of::<f32>() as u64, columns),
+            Scales::Block => (scale.row_bytes, columns / u64::from(SCALE_BLOCK)),
+        };
         *to = Weight {
             w: w.address.wrapping_sub(columns * w.row_bytes),
             w_row_bytes: w.row_bytes,
@@ -390,6 +405,8 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
                 0 => 0,
                 address => address.wrapping_sub(columns * bytes),
             },
+            scale: scale.address.wrapping_sub(rows * scale_row_bytes),
+            scale_row_bytes,
             start,
             padding: 0,
         };

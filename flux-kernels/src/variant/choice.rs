@@ -6,7 +6,7 @@ use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, Numerics, OpKind, Partials, Problem, SumsTo, TileShape};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, Scales, SumsTo, TileShape};
 
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,14 +48,51 @@ fn advice(generation: Generation, numerics: Numerics) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// The element types of a problem's kernel: where no partial sums leave for other ranks, they have
-/// the output's type.
-fn numerics_of(problem: &Problem, flattened: bool) -> Numerics {
-    if flattened || problem.world().peers() > 0 {
-        problem.numerics()
-    } else {
-        problem.numerics().with_partials(Partials::Output)
+/// What operands are to a kernel, which has a mainloop for each.
+#[derive(Clone, Copy)]
+enum OperandForm {
+    /// Of 16 bits, the type of the output.
+    Output,
+    /// Of 8 bits, with scales of all steps along `k`.
+    Row,
+    /// The same, with fast accumulation.
+    RowFast,
+    /// Of 8 bits, with scales of each step.
+    Block,
+}
+
+/// Every one.
+const FORMS: [OperandForm; 4] =
+    [OperandForm::Output, OperandForm::Row, OperandForm::RowFast, OperandForm::Block];
+
+impl OperandForm {
+    /// With outputs of this type.
+    const fn numerics(self, output: DType) -> Numerics {
+        match self {
+            Self::Output => {
+                let (operand, scales, partials) = (output, Scales::None, Partials::Output);
+                Numerics { operand, scales, fast_accumulation: false, partials, output }
+            }
+            Self::Row => Numerics::e4m3(Scales::Row, output),
+            Self::RowFast => {
+                Numerics { fast_accumulation: true, ..Numerics::e4m3(Scales::Row, output) }
+            }
+            Self::Block => Numerics::e4m3(Scales::Block, output),
+        }
     }
+}
+
+/// The element types of a problem's kernel: where no partial sums leave for other ranks, they have
+/// the output's type. One scale of all rows is a parameter of the kernel of [`Scales::Row`].
+fn numerics_of(problem: &Problem, flattened: bool) -> Numerics {
+    let numerics = problem.numerics();
+    let leave = flattened || problem.world().peers() > 0;
+    let partials = if leave { numerics.partials } else { Partials::Output };
+    let scales = match numerics.scales {
+        Scales::Tensor => Scales::Row,
+        scales => scales,
+    };
+    Numerics { partials, scales, ..numerics }
 }
 
 /// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
@@ -68,10 +105,13 @@ impl Variant {
     /// of weights, with gates and without.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         OPS.into_iter()
-            .flat_map(|op| Self::plain(op, target))
-            .flat_map(|variant| {
-                Self::finishes(variant.op)
-                    .map(move |(numerics, gated)| variant.finished(numerics, gated))
+            .flat_map(|op| {
+                FORMS.into_iter().flat_map(move |form| {
+                    Self::finishes(op, form).flat_map(move |(numerics, gated)| {
+                        Self::plain(op, numerics, target)
+                            .map(move |variant| variant.with_gates(gated))
+                    })
+                })
             })
             .flat_map(|variant| [Some(variant), variant.transposed()])
             .flatten()
@@ -80,8 +120,8 @@ impl Variant {
             .collect()
     }
 
-    /// The fewest variants in which each op has every tile of a target in each of its forms. Each
-    /// op also has every element type, with and without gates. Sums take registers for loading
+    /// The fewest variants in which each op has every tile of a target in each of its forms, of
+    /// operands of 16 bits and of each form of 8 bits. Each op also has every element type, with and without gates. Sums take registers for loading
     /// ahead, or else for weights of `[k, n]`. Large tiles, which have few registers, also send
     /// [`Partials::F32`].
     ///
@@ -90,16 +130,19 @@ impl Variant {
     /// `sm_80`, and no registers.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| {
-            Self::plain(op, target)
-                .zip(Self::finishes(op).cycle())
-                .map(|(variant, (numerics, gated))| variant.finished(numerics, gated))
+            FORMS.into_iter().flat_map(move |form| {
+                let plain = Self::plain(op, form.numerics(DType::Bf16), target);
+                plain
+                    .zip(Self::finishes(op, form).cycle())
+                    .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
+            })
         };
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
             .map(|variant| variant.with_partials(Partials::F32));
         let sums = of_op(OpKind::GemmReduceScatter).map(|variant| {
             let takes_registers = matches!(variant.form, Form::Hopper(_)) && variant.loads_ahead();
-            if takes_registers { variant } else { variant.with_weights(WeightLayout::Kn) }
+            if takes_registers { variant } else { variant.transposed().unwrap_or(variant) }
         });
         let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80);
         of_op(OpKind::AllGatherGemm)
@@ -187,9 +230,10 @@ impl Variant {
         (self.op.sums_to() == SumsTo::Rows).then(|| self.with_partials(Partials::F32))
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has gates.
+    /// The same kernel for weights of `[k, n]`, unless it has gates or operands of 8 bits.
     fn transposed(self) -> Option<Self> {
-        (!self.gated).then(|| self.with_weights(WeightLayout::Kn))
+        (!self.gated && self.numerics.operand != DType::E4m3)
+            .then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// Whether its accumulators leave few registers.
@@ -198,23 +242,17 @@ impl Variant {
     }
 
     /// The kernels of an op, with one element type and no gates.
-    fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
-        target
-            .generation
-            .tiles(DType::Bf16.into())
-            .flat_map(move |tile| Self::with_tile(op, DType::Bf16.into(), tile, target))
+    fn plain(op: OpKind, numerics: Numerics, target: KernelTarget) -> impl Iterator<Item = Self> {
+        let tiles = target.generation.tiles(numerics);
+        tiles.flat_map(move |tile| Self::with_tile(op, numerics, tile, target))
     }
 
     /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
-    fn finishes(op: OpKind) -> impl Iterator<Item = (Numerics, bool)> + Clone {
+    fn finishes(op: OpKind, form: OperandForm) -> impl Iterator<Item = (Numerics, bool)> + Clone {
         let gates = if op.gathers() { &[false, true][..] } else { &[false] };
         DType::OUTPUTS
             .into_iter()
-            .flat_map(move |dtype| gates.iter().map(move |&gated| (dtype.into(), gated)))
-    }
-
-    const fn finished(self, numerics: Numerics, gated: bool) -> Self {
-        Self { numerics, gated, ..self }
+            .flat_map(move |output| gates.iter().map(move |&gated| (form.numerics(output), gated)))
     }
 
     fn with_tile(

@@ -12,7 +12,7 @@ use flux_core::tile::{
     BARRIER_BYTES, CONSUMERS, ConsumerPart, ROW_GAP, STEP_BYTES, Staging, WGMMA_ROWS,
     hopper_barriers,
 };
-use flux_core::{Partials, TileShape};
+use flux_core::{Partials, Scales, TileShape};
 
 /// Registers of a consumer's thread. The launch gives 168 to each, 64 K in all.
 const CONSUMER_REGISTERS: u32 = 224;
@@ -52,6 +52,13 @@ constants! {
         wgmma_n: u32,
         /// Of one block, in one thread.
         accumulators: u32,
+        /// Whether the sums of each step leave the tensor cores, which add 8-bit products with
+        /// fewer bits than fp32 has.
+        promotes: bool,
+        /// Whether those of a step have scales of their own.
+        scales_blocks: bool,
+        /// Whether the sums of all steps have scales.
+        scales_sums: bool,
         /// Words of a residual that a thread loads at once, as registers allow.
         residual_loads: u32,
         /// Whether constant weights are loaded while the launch ahead ends.
@@ -145,6 +152,7 @@ impl Variant {
         let ConsumerPart { rows, cols, blocks, wgmma_n } = tile.consumer_part();
         // A thread has half as many accumulators.
         let sums = blocks * wgmma_n;
+        let promotes = numerics.promotes();
         let reduces = self.op.reduces();
         let can_send = tile.sends_partials_from(staging, numerics.output);
         let vectors = sums / 2 * partial / VECTOR_BYTES;
@@ -199,6 +207,9 @@ impl Variant {
             block_rows: WGMMA_ROWS,
             wgmma_n,
             accumulators: wgmma_n / 2,
+            promotes,
+            scales_blocks: numerics.scales == Scales::Block,
+            scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
             residual_loads: if sums > 256 { 4 } else { 16 },
             loads_ahead: self.loads_ahead(),
             sends_partials: reduces && can_send,
@@ -219,7 +230,7 @@ impl Variant {
             boxes: if swap_ab { block_cols } else { out_cols } / box_cols,
             staging_buffers: staging.buffers(),
             lockstep,
-            wgmma_groups: if lockstep { 1 } else { 2 },
+            wgmma_groups: if lockstep || promotes { 1 } else { 2 },
             scatters,
             out_row_bytes: (n * output + ROW_GAP) * widening,
             part_rows,

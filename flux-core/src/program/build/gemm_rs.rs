@@ -26,7 +26,7 @@ use crate::program::places::{Places, runs};
 use crate::program::schedule::groups_of;
 use crate::program::{Await, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
-use crate::{Nodes, Problem, Rank, SumsTo};
+use crate::{Nodes, Problem, Rank, Scales, SumsTo};
 use std::ops::Range;
 
 /// The owner for whom a rank works at a step, counted from 1 to the world size.
@@ -39,7 +39,8 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     )
 }
 
-/// Partial tiles that an own tile adds in its mainloop, of `added` in all.
+/// Partial tiles that an own tile adds in its mainloop, of `added` in all: none to sums that are
+/// multiplied by their scales behind it.
 fn in_mainloop(
     problem: &Problem,
     schedule: &Schedule,
@@ -47,7 +48,8 @@ fn in_mainloop(
     nodes: Nodes,
     added: u32,
 ) -> u32 {
-    if schedule.split_k > 1 || nodes.are_mixed() {
+    let scaled_behind = matches!(problem.numerics().scales, Scales::Tensor | Scales::Row);
+    if schedule.split_k > 1 || nodes.are_mixed() || scaled_behind {
         return 0;
     }
     schedule.in_mainloop.min(added).min(most_partials(problem, k_extent.steps()))

@@ -1,0 +1,170 @@
+// Scales of 8-bit operands: a sum is multiplied by that of its row of x times that of its column.
+//
+// A thread's sums lie along wgmma's m at few positions, whose scales it has in registers. Along n
+// they lie at many, whose scales a warp has once: position `lane + 32 q` in register q of a lane.
+
+#pragma once
+#include "common/weights.cuh"
+#include "sm90/config.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace flux {
+
+// Positions of a thread along m, and registers of a lane along n.
+template <class C>
+constexpr u32 kScalesOfM = 2 * C::kBlocks;
+template <class C>
+constexpr u32 kScalesOfN = ceil_div(C::kWgmmaN, 32);
+
+// This thread's `at`-th position along m, and its `q`-th along n, in the consumer's part of a tile.
+__device__ __forceinline__ u32 scale_of_m(u32 thread, u32 at) { return at / 2 * 64 + thread / 32 * 16 + at % 2 * 8 + thread % 32 / 4; }
+__device__ __forceinline__ u32 scale_of_n(u32 thread, u32 q) { return thread % 32 + 32 * q; }
+
+// Of column 8 j + 2 (thread mod 4) + i along n.
+template <u32 N>
+__device__ __forceinline__ float from_scales_of_n(const float (&scales)[N], u32 thread, u32 j, u32 i) {
+    return __shfl_sync(0xFFFFFFFFu, scales[j / 4], j % 4 * 8 + thread % 4 * 2 + i);
+}
+
+// The scales of the consumer's rows of x.
+template <class C>
+struct RowScales {
+    u64 at;         // of its first row
+    u64 row_bytes;  // 0 where all rows have one scale
+    u32 rows;       // that exist
+
+    // Gathered rows have arrived, and carry their scales.
+    __device__ __forceinline__ RowScales(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 first_row)
+        : row_bytes(p.scale_x_row_bytes), rows(item.rows > first_row ? item.rows - first_row : 0) {
+        const u32 short_shards = item.a_outer > p.full_shards ? item.a_outer - p.full_shards : 0;
+        at = p.scale_x + (static_cast<u64>(item.a_outer) * p.m_shard - short_shards + item.row + first_row) * row_bytes;
+        if constexpr (!C::kReduceScatter) {
+            if (p.gathered_scales == 0 || item.a_source != static_cast<u32>(RowSource::kGather)) return;
+            // Orders the signals, which the signal poller acquired before it stored this word, before
+            // the loads.
+            ptx::load_acquire_cta_shared(smem.arrived());
+            const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+            row_bytes = p.row_bytes;
+            at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * row_bytes + p.gathered_scales;
+        }
+    }
+
+    // Not through L1, which other GPUs' writes do not reach. Rows that do not exist have none.
+    __device__ __forceinline__ float load(u32 row) const {
+        return row < rows ? __uint_as_float(ptx::load_relaxed_sys(reinterpret_cast<const u32*>(at + row * row_bytes))) : 0.0f;
+    }
+};
+
+// The row of w, as its weight counts them from column 0 of the items, of a tile's column.
+template <class C>
+__device__ __forceinline__ u32 row_of_w(const Params& p, u32 col) {
+    if constexpr (!C::kGated) return col;
+    return (col / 16 * 8 + col % 8) * p.gate_step + (col % 16 < 8 ? 0 : p.up_offset);
+}
+
+// Multiplies an item's sums by scales that all steps along k have in common.
+template <class C>
+__device__ __forceinline__ void scale_sums(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread,
+                                           float (&acc)[C::kBlocks][C::kAccumulators]) {
+    const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows, first_col = C::kSplitColumns ? consumer * C::kCols : 0;
+    const RowScales<C> rows(p, smem, epoch, item, first_row);
+    const Weight& weight = WeightOf<C>(p, item.col).operands();
+    const u32 cols = item.cols > first_col ? item.cols - first_col : 0;
+    const auto of_col = [&](u32 col) {
+        if (col >= cols) return 0.0f;
+        return __uint_as_float(ptx::load_constant_4(weight.scale + row_of_w<C>(p, item.col + first_col + col) * weight.scale_row_bytes));
+    };
+    float of_m[kScalesOfM<C>], of_n[kScalesOfN<C>];
+#pragma unroll
+    for (u32 q = 0; q < kScalesOfN<C>; ++q) {
+        const u32 at = scale_of_n(thread, q);
+        of_n[q] = C::kSwapAB ? rows.load(at) : of_col(at);
+    }
+#pragma unroll
+    for (u32 q = 0; q < kScalesOfM<C>; ++q) {
+        const u32 at = scale_of_m(thread, q);
+        of_m[q] = C::kSwapAB ? of_col(at) : rows.load(at);
+    }
+#pragma unroll
+    for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            const float n = from_scales_of_n(of_n, thread, j, i);
+#pragma unroll
+            for (u32 m = 0; m < kScalesOfM<C>; ++m) acc[m / 2][j * 4 + m % 2 * 2 + i] *= n * of_m[m];
+        }
+    }
+}
+
+// Adds a block's sums of a step as they are.
+template <class C>
+struct PlainSteps {
+    __device__ __forceinline__ PlainSteps(const Params&, const Shared<C>&, u32, const WorkItem&, u32, u32) {}
+    __device__ __forceinline__ void advance() {}
+    __device__ __forceinline__ void load_next() {}
+    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) const {
+#pragma unroll
+        for (u32 at = 0; at < C::kAccumulators; ++at) acc[at] += sums[at];
+    }
+};
+
+// Adds them with the scales of the step: those of this thread's rows of x, and that of the tile's
+// columns, which are of one block of w, or with gates of a block of gates and one of ups. Scales are
+// loaded a step ahead.
+template <class C>
+struct ScaledSteps {
+    static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : kScalesOfM<C>, kColumns = C::kGated ? 2 : 1;
+
+    const u32 thread;
+    RowScales<C> rows;  // of the step after the next
+    u64 w, up = 0;      // the same of w, and bytes from gates to ups
+    u32 left;           // steps from there on
+    float x[kRows], next_x[kRows];
+    float of_w[kColumns], next_of_w[kColumns];
+
+    __device__ __forceinline__ ScaledSteps(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
+        : thread(thread), rows(p, smem, epoch, item, C::kSplitColumns ? 0 : consumer * C::kRows), left(ptx::from_lane(item.k_steps, 0)) {
+        const Weight& weight = WeightOf<C>(p, item.col).operands();
+        const u32 row = row_of_w<C>(p, item.col);
+        rows.at += item.k_first * 4;
+        w = weight.scale + row / kScaleBlock * weight.scale_row_bytes + item.k_first * 4;
+        if constexpr (C::kGated) up = ((row + p.up_offset) / kScaleBlock - row / kScaleBlock) * weight.scale_row_bytes;
+        load_next();
+    }
+
+    // To the scales that were loaded.
+    __device__ __forceinline__ void advance() {
+#pragma unroll
+        for (u32 q = 0; q < kRows; ++q) x[q] = next_x[q];
+#pragma unroll
+        for (u32 q = 0; q < kColumns; ++q) of_w[q] = next_of_w[q];
+    }
+
+    // Nothing behind the last step.
+    __device__ __forceinline__ void load_next() {
+        if (left == 0) return;
+        --left;
+#pragma unroll
+        for (u32 q = 0; q < kRows; ++q) next_x[q] = rows.load(C::kSwapAB ? scale_of_n(thread, q) : scale_of_m(thread, q));
+#pragma unroll
+        for (u32 q = 0; q < kColumns; ++q) next_of_w[q] = __uint_as_float(ptx::load_constant_4(w + q * up));
+        rows.at += 4;
+        w += 4;
+    }
+
+    __device__ __forceinline__ void add(u32 block, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) const {
+#pragma unroll
+        for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const float row = C::kSwapAB ? from_scales_of_n(x, thread, j, i % 2) : x[C::kSwapAB ? 0 : block * 2 + i / 2];
+                const float col = of_w[C::kGated ? (C::kSwapAB ? i / 2 : j % 2) : 0];
+                acc[j * 4 + i] += sums[j * 4 + i] * (row * col);
+            }
+        }
+    }
+};
+
+}  // namespace flux
