@@ -43,14 +43,41 @@ __device__ __forceinline__ void with_activation(u32 activation, F f) {
 using namespace flux;
 using namespace flux::harness;
 
-extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constant__ FillParams p) {
-    u16* dst = reinterpret_cast<u16*>(p.dst);
+// Calls `f` with each element's index in the window's memory, and its row and column in the matrix.
+template <class F>
+__device__ __forceinline__ void each_element(const FillParams& p, F f) {
     const u64 total = static_cast<u64>(p.rows) * p.cols;
     for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += static_cast<u64>(gridDim.x) * blockDim.x) {
         const u32 row = static_cast<u32>(i / p.cols), col = static_cast<u32>(i % p.cols);
-        dst[p.transposed != 0 ? col * p.row_stride + row : row * p.row_stride + col] =
-            round_to(static_cast<DType>(p.dtype), value(static_cast<Fill>(p.fill), p.seed, p.row0 + row, p.col0 + col));
+        f(p.transposed != 0 ? col * p.row_stride + row : row * p.row_stride + col, p.row0 + row, p.col0 + col);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constant__ FillParams p) {
+    const Fill fill = static_cast<Fill>(p.fill);
+    const DType dtype = static_cast<DType>(p.dtype);
+    each_element(p, [&](u64 at, u32 row, u32 col) {
+        const float v = value(fill, p.seed, row, col);
+        if (dtype == DType::kE4m3) {
+            reinterpret_cast<u8*>(p.dst)[at] = to_e4m3(v);
+        } else {
+            reinterpret_cast<u16*>(p.dst)[at] = round_to(dtype, v);
+        }
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(256) flux_fill_scales(const __grid_constant__ FillParams p) {
+    each_element(p, [&](u64 at, u32 row, u32 col) { reinterpret_cast<float*>(p.dst)[at] = scale(static_cast<Fill>(p.fill), p.seed, row, col); });
+}
+
+// The row of scales and their column, at column `col` of all ranks' `k`, of a row of x or of w.
+__device__ __forceinline__ float scale_at(const VerifyParams& p, u64 seed, u32 row, u32 rows_each, u32 col) {
+    const Scales scales = static_cast<Scales>(p.scales);
+    if (scales == Scales::kNone) return 1.0f;
+    const u32 long_columns = p.long_segments * p.segment;
+    const u32 source = col < long_columns ? col / p.segment : p.long_segments + (col - long_columns) / max(p.segment - p.segment_group, 1u);
+    const bool of_blocks = scales == Scales::kBlock;
+    return scale(static_cast<Fill>(p.fill), seed, scales == Scales::kTensor ? 0 : of_blocks ? row / rows_each : row, of_blocks ? col / kScaleBlock : source);
 }
 
 // The rank whose partial sums for a row of all are not rounded.
@@ -66,7 +93,8 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 //
 // The bound of an element sums four roundings. The result's is u * |y|, or of a tiny number half the
 // distance to the next. That of each partial sum sent in 16 bits is u * |partial|. A partial sum
-// sent in fp32 has none. Accumulation in fp32 costs sqrt(k) * eps * sum |x| |w|. The addition of a
+// sent in fp32 has none. Accumulation in fp32 costs sqrt(k) * eps * sum |x| |w|, and
+// of 8-bit operands what tensor cores and scales cost. The addition of a
 // bias or a residual costs eps * |sum|. Each addition that rounds to 16 bits costs u of all
 // magnitudes. An inexact activation multiplies the bound by its slope and adds its own error. Small
 // integers must be equal, but for inexact activations and rounded additions.
@@ -92,11 +120,11 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
         __syncthreads();
         for (u32 i = threadIdx.x; i < kTileRows * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
-            xs[r][i % kStep] = c < p.k ? element(operand, fill, p.x_seed, p.row0 + row + r, c) : 0.0f;
+            xs[r][i % kStep] = c < p.k ? element(operand, fill, p.x_seed, p.row0 + row + r, c) * scale_at(p, p.x_seed, p.row0 + row + r, 1, c) : 0.0f;
         }
         for (u32 i = threadIdx.x; i < kTileCols * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
-            ws[r][i % kStep] = c < p.k ? element(operand, fill, p.w_seed, p.col0 + w_row(r), c) : 0.0f;
+            ws[r][i % kStep] = c < p.k ? element(operand, fill, p.w_seed, p.col0 + w_row(r), c) * scale_at(p, p.w_seed, p.col0 + w_row(r), kScaleBlock, c) : 0.0f;
         }
         __syncthreads();
         // Segments are multiples of 8 long: half a step.
@@ -113,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        // Products of 16-bit floats are exact in fp32.
+                        // Products of 16-bit floats are exact in fp32, and those of 8 bits with scales of 4.
                         const float product = x[i] * w[j];
                         segment[i][j] += product;
                         magnitude[i][j] += fabsf(product);
@@ -121,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 }
             }
             in_segment += 8;
-            if (in_segment == p.segment - (source < p.long_segments ? 0 : 8) || c0 + c + 8 >= p.k) {
+            if (in_segment == p.segment - (source < p.long_segments ? 0 : p.segment_group) || c0 + c + 8 >= p.k) {
                 in_segment = 0;
                 const bool node_ends = (source + 1) % p.per_node == 0;
 #pragma unroll
@@ -169,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             // A sum with what is added to it, and how far it may be off.
             const auto finished = [&](u32 j, double& whole, float& inner) {
                 whole = sum[i][j];
-                inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
+                inner = fill == Fill::kSmallInts ? 0.0f : (sqrtf(static_cast<float>(p.k)) * eps + p.accumulation) * magnitude[i][j] + per_sent * partials[i][j];
                 float added = 0.0f;  // magnitudes
                 const auto add = [&](float term) {
                     whole += term;

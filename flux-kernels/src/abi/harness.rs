@@ -66,8 +66,14 @@ mirrored! {
         pub(crate) k: u32,
         /// The inner product is summed in segments of this length, one for each rank.
         pub(crate) segment: u32,
-        /// Segments with so many elements, the first ones; the others have 8 less.
+        /// Segments with so many elements, the first ones.
         pub(crate) long_segments: u32,
+        /// Elements that the others have less.
+        pub(crate) segment_group: u32,
+        /// Of `Scales`.
+        pub(crate) scales: u32,
+        /// Relative to the sum of magnitudes, the error of 8-bit operands beside that of fp32 sums.
+        pub(crate) accumulation: f32 = "float accumulation",
         /// The rank whose partial sums are not rounded; no rank with flattened rows.
         pub(crate) own: u32,
         /// Rows of the largest shard, where each row has an owner in place of `own`; else 0.

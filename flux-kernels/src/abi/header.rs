@@ -6,7 +6,6 @@ use super::{
     Weight, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
-use flux_core::DType;
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
 use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
@@ -15,6 +14,7 @@ use flux_core::program::{
     Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem,
 };
 use flux_core::rank::MAX_WORLD;
+use flux_core::{DType, Scales};
 use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::sync::LazyLock;
@@ -129,16 +129,17 @@ fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
     )
 }
 
-/// The element types, and for the harness the bounds of their roundings.
+/// The element types and forms of scales, and for the harness the bounds of their roundings.
 fn dtypes() -> String {
     let case = |value: fn(DType) -> f64| -> String {
         let case = |dtype: DType| format!("t == DType::k{dtype:?} ? {:e}f : ", value(dtype) as f32);
         DType::ALL.map(case).concat()
     };
     format!(
-        "{}constexpr float unit_roundoff(DType t) {{ return {}0.0f; }}\n\
+        "{}{}constexpr float unit_roundoff(DType t) {{ return {}0.0f; }}\n\
          constexpr float least_roundoff(DType t) {{ return {}0.0f; }}\n\n",
         counted("DType", DType::ALL.map(|dtype| (format!("k{dtype:?}"), dtype as u32)).into_iter()),
+        counted("Scales", Scales::ALL.map(|of| (format!("k{of:?}"), of as u32)).into_iter()),
         case(DType::unit_roundoff),
         case(DType::least_roundoff),
     )

@@ -16,6 +16,7 @@ use crate::abi::{FillParams, RawReport, UnfusedEpilogueParams, VerifyParams};
 use crate::cuda::{LaunchError, Matrix, RmsNormArgs};
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::Shape;
 use flux_core::{DType, Partials, Problem, Rank, SumsTo};
 use flux_cuda::current::{ContextMemory, download, fill_bytes_async, upload};
@@ -138,11 +139,30 @@ impl VerifyReport {
     }
 }
 
+/// Elements along `k` of a matrix instruction with 8-bit operands.
+const PRODUCT_ELEMENTS: u32 = 32;
+/// Relative to the sum of magnitudes, the error of such an instruction: tensor cores keep at least
+/// 13 bits (DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3.2, has 14 on H800).
+const TENSOR_CORE_ROUNDOFF: f64 = 1.0 / 8192.0;
+
+/// The error that 8-bit operands add to that of sums in fp32, relative to the sum of magnitudes: of
+/// each instruction whose sum the next takes, and of both multiplications by scales.
+fn accumulation_error(problem: &Problem) -> f64 {
+    let numerics = problem.numerics();
+    if numerics.operand != DType::E4m3 {
+        return 0.0;
+    }
+    let elements = if numerics.promotes() { SCALE_BLOCK } else { problem.k_shard() };
+    let instructions = elements.div_ceil(PRODUCT_ELEMENTS);
+    f64::from(instructions) * TENSOR_CORE_ROUNDOFF + f64::from(f32::EPSILON)
+}
+
 /// The loaded kernels. Every function expects the context that was current at [`Harness::load`].
 #[derive(Debug)]
 pub struct Harness {
     module: Module,
     fill: Function,
+    fill_scales: Function,
     verify: Function,
     unfused_epilogue: Function,
     spin: Function,
@@ -159,6 +179,7 @@ impl Harness {
         let module = Module::load(cubin)?;
         Ok(Self {
             fill: module.function(c"flux_fill", 0)?,
+            fill_scales: module.function(c"flux_fill_scales", 0)?,
             verify: module.function(c"flux_verify", 0)?,
             unfused_epilogue: module.function(c"flux_unfused_epilogue", 0)?,
             spin: module.function(c"flux_spin", 0)?,
@@ -183,6 +204,40 @@ impl Harness {
         dtype: DType,
         stream: usize,
     ) -> Result<(), LaunchError> {
+        // SAFETY: the caller answers for the window.
+        unsafe { self.fill_by(self.fill, to, seed, fill, dtype as u32, stream) }
+    }
+
+    /// Fills a window of the scales of an operand with this seed, of one row for each of its rows or
+    /// blocks of rows. A column is one of the ranks', or one for each block along `k`.
+    ///
+    /// # Safety
+    /// As for [`Self::fill`].
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub unsafe fn fill_scales(
+        &self,
+        to: Window,
+        seed: u64,
+        fill: Fill,
+        stream: usize,
+    ) -> Result<(), LaunchError> {
+        // SAFETY: the caller answers for the window.
+        unsafe { self.fill_by(self.fill_scales, to, seed, fill, 0, stream) }
+    }
+
+    /// # Safety
+    /// As for [`Self::fill`]; the function takes `FillParams`.
+    unsafe fn fill_by(
+        &self,
+        function: Function,
+        to: Window,
+        seed: u64,
+        fill: Fill,
+        dtype: u32,
+        stream: usize,
+    ) -> Result<(), LaunchError> {
         let params = FillParams {
             dst: to.address,
             row_stride: to.row_stride,
@@ -192,13 +247,13 @@ impl Harness {
             rows: to.rows,
             cols: to.cols,
             fill: fill as u32,
-            dtype: dtype as u32,
+            dtype,
             transposed: u32::from(to.transposed),
         };
         let launch =
             Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream, programmatic: false };
-        // SAFETY: the kernel takes `FillParams`; the caller answers for the window.
-        Ok(unsafe { self.module.launch(self.fill, launch, &params) }?)
+        // SAFETY: the caller answers for the function and the window.
+        Ok(unsafe { self.module.launch(function, launch, &params) }?)
     }
 
     /// Fills memory with NaN, in either element type.
@@ -235,8 +290,8 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and
-    /// the rounding of the bias's addition. An inexact activation multiplies it by its slope and
+    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, what
+    /// 8-bit operands cost, and the rounding of the bias's addition. An inexact activation multiplies it by its slope and
     /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
@@ -257,6 +312,7 @@ impl Harness {
         let Shape { rows, cols } = GateLayout::result_shape(expected.gates, problem.y_shape(rank));
         let (gate_step, up_offset) =
             expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
+        let numerics = problem.numerics();
         let (row0, col0, segment, own, per_node) = if problem.op().gathers() {
             // Of the one source, whose product no rank keeps unrounded.
             (0, problem.columns(rank).start, problem.k(), u32::from(expected.unfused), 1)
@@ -285,12 +341,15 @@ impl Harness {
                 .ranks()
                 .filter(|&source| problem.k_local(source) == segment)
                 .count() as u32,
+            segment_group: numerics.row_multiple(),
+            scales: numerics.scales as u32,
+            accumulation: accumulation_error(problem) as f32,
             own,
             m_shard: if owned { problem.m_shard() } else { 0 },
             full_shards: problem.full_shards(),
             fill: expected.fill as u32,
-            operand: problem.numerics().operand as u32,
-            output: problem.numerics().output as u32,
+            operand: numerics.operand as u32,
+            output: numerics.output as u32,
             bias: u32::from(expected.bias.is_some()),
             residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
@@ -299,9 +358,7 @@ impl Harness {
             up_offset,
             per_node,
             // A library's collective sums the op's type.
-            f32_partials: u32::from(
-                problem.numerics().partials == Partials::F32 && !expected.unfused,
-            ),
+            f32_partials: u32::from(numerics.partials == Partials::F32 && !expected.unfused),
             rounded_additions: if expected.unfused { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport {

@@ -8,10 +8,11 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::Shape;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::{Nodes, OpKind, Problem, Rank};
+use flux_core::{Nodes, OpKind, Problem, Rank, Scales};
 use flux_cuda::ComputeCapability;
 use flux_kernels::cuda::{
     DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, ResultRows, launch,
@@ -100,11 +101,22 @@ pub(crate) fn programs(problem: Problem, schedule: &Schedule, nodes: Nodes) -> V
         .collect()
 }
 
+/// Bytes between rows of a rank's `x`, behind each of which are its scales if it is gathered.
+fn x_row_bytes(problem: &Problem, rank: Rank) -> u64 {
+    if problem.op().gathers() {
+        problem.gathered_row_bytes()
+    } else {
+        u64::from(problem.k_local(rank)) * problem.numerics().operand.bytes() as u64
+    }
+}
+
 struct RankState {
     program: DeviceProgram,
     stream: Arc<CudaStream>,
     x: Memory,
     w: Memory,
+    scale_x: Memory,
+    scale_w: Memory,
     y: Memory,
     bias: Memory,
     residual: Memory,
@@ -167,21 +179,29 @@ impl World {
         let harness =
             Harness::load(&cubin(context, &Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
-        let bytes = |s: Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
+        let bytes = |s: Shape, element: u64| u64::from(s.rows) * u64::from(s.cols) * element;
+        let numerics = problem.numerics();
+        let (operand, output) = (numerics.operand.bytes() as u64, numerics.output.bytes() as u64);
         let ranks: Vec<_> = programs
             .into_iter()
             .map(|program| {
                 let rank = program.rank;
+                let shapes =
+                    Shapes { problem: &problem, rank, layout: WeightLayout::Nk, gates: None };
                 let control = Memory::words(control::bytes(size.counters), 0);
                 control.write(control::EPOCH, &[first.get()]);
                 RankState {
                     program: DeviceProgram::upload(program, &kernel).expect("an upload"),
                     stream: context.new_stream().expect("a stream"),
-                    x: Memory::new(bytes(problem.x_shape(rank)).max(16)),
-                    w: Memory::new(bytes(problem.w_shape(rank))),
-                    y: Memory::new(bytes(problem.y_shape(rank)).max(16)),
-                    bias: Memory::new(u64::from(problem.n_local(rank)) * 2),
-                    residual: Memory::new(bytes(problem.y_shape(rank)).max(16)),
+                    x: Memory::new(
+                        x_row_bytes(&problem, rank) * u64::from(problem.x_shape(rank).rows),
+                    ),
+                    w: Memory::new(bytes(problem.w_shape(rank), operand)),
+                    scale_x: Memory::new(bytes(shapes.of_operand(Operand::ScaleX, 0), 4)),
+                    scale_w: Memory::new(bytes(shapes.of_operand(Operand::ScaleW, 0), 4)),
+                    y: Memory::new(bytes(problem.y_shape(rank), output)),
+                    bias: Memory::new(u64::from(problem.n_local(rank)) * output),
+                    residual: Memory::new(bytes(problem.y_shape(rank), output)),
                     control,
                     fault: Memory::words(layout::FAULT_BYTES, 0),
                 }
@@ -258,7 +278,10 @@ impl World {
             unsafe {
                 self.harness
                     .fill(
-                        window(&rank.x, p.x_shape(r), x0),
+                        Window {
+                            row_stride: x_row_bytes(p, r) / p.numerics().operand.bytes() as u64,
+                            ..window(&rank.x, p.x_shape(r), x0)
+                        },
                         seeds.x,
                         fill,
                         p.numerics().operand,
@@ -274,6 +297,12 @@ impl World {
                         stream,
                     )
                     .expect("fill");
+                if p.numerics().scales != Scales::None {
+                    let scales = [(self.scales_of_x(i), seeds.x), (self.scales_of_w(i), seeds.w)];
+                    for (to, seed) in scales {
+                        self.harness.fill_scales(to, seed, fill, stream).expect("fill");
+                    }
+                }
                 if let Some(seed) = self.bias {
                     let col0 = p.columns(r).start;
                     let shape = Shape { rows: 1, cols: p.n_local(r) };
@@ -282,7 +311,7 @@ impl World {
                             window(&rank.bias, shape, (0, col0)),
                             seed,
                             fill,
-                            p.numerics().operand,
+                            p.numerics().output,
                             stream,
                         )
                         .expect("fill");
@@ -297,7 +326,7 @@ impl World {
                             window(to, y, (p.y_rows(r).start, 0)),
                             seed,
                             fill,
-                            p.numerics().operand,
+                            p.numerics().output,
                             stream,
                         )
                         .expect("fill");
@@ -309,20 +338,66 @@ impl World {
         self.synchronize();
     }
 
+    /// A rank's scales of `x`, behind its rows where they carry them, in the matrix of all ranks'.
+    fn scales_of_x(&self, i: usize) -> Window {
+        let (p, rank) = (&self.problem, Rank::new(i as u32));
+        let (rows, inner) = (p.shard_rows(rank), p.inner(rank));
+        let shape = self.shape_of(Operand::ScaleX, rank);
+        let gathers = p.op().gathers();
+        let (row0, col0) = match p.numerics().scales {
+            Scales::Block if gathers => (rows.start, 0),
+            Scales::Block => (0, inner.start / SCALE_BLOCK),
+            Scales::Row if gathers => (rows.start, 0),
+            Scales::Tensor if gathers => (0, 0),
+            _ => (0, rank.get()),
+        };
+        let (address, row_stride) = if gathers && p.rows_carry_scales() {
+            let codes = u64::from(p.k()) * p.numerics().operand.bytes() as u64;
+            (self.ranks[i].x.0 + codes, x_row_bytes(p, rank) / size_of::<f32>() as u64)
+        } else {
+            (self.ranks[i].scale_x.0, shape.cols.into())
+        };
+        let Shape { rows, cols } = shape;
+        Window { address, row_stride, row0, col0, rows, cols, transposed: false }
+    }
+
+    /// A rank's scales of `w`, in the matrix of all ranks'. Those of rows are a row.
+    fn scales_of_w(&self, i: usize) -> Window {
+        let (p, rank) = (&self.problem, Rank::new(i as u32));
+        let (columns, inner) = (p.columns(rank), p.inner(rank));
+        let Shape { rows, cols } = self.shape_of(Operand::ScaleW, rank);
+        let (row0, col0) = match p.numerics().scales {
+            Scales::Block => (columns.start / SCALE_BLOCK, inner.start / SCALE_BLOCK),
+            Scales::Row if p.op().gathers() => (columns.start, 0),
+            Scales::Tensor if p.op().gathers() => (0, 0),
+            _ => (0, rank.get()),
+        };
+        let transposed = p.numerics().scales == Scales::Row;
+        let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
+        let row_stride = if transposed { rows } else { cols }.into();
+        let address = self.ranks[i].scale_w.0;
+        Window { address, row_stride, row0, col0, rows, cols, transposed }
+    }
+
+    fn shape_of(&self, operand: Operand, rank: Rank) -> Shape {
+        let layout = self.kernel.variant().weights();
+        Shapes { problem: &self.problem, rank, layout, gates: self.gates }.of_operand(operand, 0)
+    }
+
     /// Enqueues one rank's call.
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
         let (p, r) = (&self.problem, Rank::new(i as u32));
-        let matrix =
-            |m: &Memory, s: Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
+        let numerics = p.numerics();
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let layout = self.kernel.variant().weights();
         let shapes = Shapes { problem: p, rank: r, layout, gates: self.gates };
         let mut operands = OperandList::new();
-        let mut give = |operand, from: &Memory| {
-            operands.set(operand, 0, matrix(from, shapes.of_operand(operand, 0)));
+        let mut give = |operand: Operand, from: &Memory| {
+            let element = operand.element(numerics).bytes() as u64;
+            let row_bytes = u64::from(shapes.of_operand(operand, 0).cols) * element;
+            operands.set(operand, 0, Matrix { address: from.0, row_bytes });
         };
-        give(Operand::X, &rank.x);
         give(Operand::W, &rank.w);
         give(Operand::Y, &rank.y);
         if self.bias.is_some() {
@@ -331,6 +406,15 @@ impl World {
         if self.residual.is_some() {
             let from = if self.residual_in_y { &rank.y } else { &rank.residual };
             give(Operand::Residual, from);
+        }
+        operands.set(Operand::X, 0, Matrix { address: rank.x.0, row_bytes: x_row_bytes(p, r) });
+        if numerics.scales != Scales::None {
+            let scales =
+                [(Operand::ScaleX, self.scales_of_x(i)), (Operand::ScaleW, self.scales_of_w(i))];
+            for (operand, at) in scales {
+                let row_bytes = at.row_stride * size_of::<f32>() as u64;
+                operands.set(operand, 0, Matrix { address: at.address, row_bytes });
+            }
         }
         let args = LaunchArgs {
             operands,

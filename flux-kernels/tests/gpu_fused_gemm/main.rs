@@ -9,6 +9,7 @@ mod epilogues;
 mod failures;
 mod loading;
 mod rates;
+mod scales;
 mod schedules;
 mod weights;
 
@@ -17,7 +18,7 @@ use cudarc::driver::CudaContext;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
-use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
+use flux_core::{Nodes, Numerics, OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::Variant;
 use flux_kernels::cuda::Pace;
 use flux_kernels::harness::{Fill, Seeds};
@@ -27,14 +28,21 @@ use std::sync::Arc;
 const TILE: TileShape = TileShape::new(128, 256, 64);
 const OPS: [OpKind; 3] = OpKind::ALL;
 
-fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: u32) -> Problem {
+fn problem(
+    op: OpKind,
+    m_shard: usize,
+    n: usize,
+    k: usize,
+    numerics: impl Into<Numerics>,
+    world: u32,
+) -> Problem {
     let world = WorldSize::new(world).expect("a world");
     let w = world.index();
     let (n, k) = match op {
         OpKind::AllGatherGemm => (n * w, k),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, k * w),
     };
-    Problem::new(op, m_shard * w, n, k, dtype, world).expect("a problem")
+    Problem::new(op, m_shard * w, n, k, numerics, world).expect("a problem")
 }
 
 fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
