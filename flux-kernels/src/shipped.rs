@@ -1,8 +1,8 @@
 //! The variants that most ops take, which are compiled ahead of time also for hosts with a
 //! compiler.
 //!
-//! Invariant: each has both element types and both layouts of weights. They are the kernels that
-//! most rows of the shipped plan table and most of the cost model's first plans for common layers
+//! Invariant: each of 16-bit operands has both element types and both layouts of weights, each of
+//! 8-bit operands outputs of bf16. They are the kernels that most rows of the shipped plan table and most of the cost model's first plans for common layers
 //! take.
 
 use crate::device::KernelTarget;
@@ -12,7 +12,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Links, Plan, PlanTable, Target};
 use flux_core::program::Channels;
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Problem, Scales, WorldSize};
 use std::cmp::Reverse;
 
 /// Common layers, by hidden extent, inner extent of the MLP and columns of the projection of
@@ -27,26 +27,38 @@ const WORLDS: [u32; 3] = [2, 4, 8];
 const CHANNELS: Channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, ..Channels::FREE };
 const OPS: [OpKind; 3] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter, OpKind::GemmAllReduce];
 
-/// Most kernels of one element type and layout: four times as many variants, and beside them the
-/// other sources, are 200 images at most.
+/// Most kernels of one 16-bit element type and layout: four times as many variants, and beside them
+/// the other sources, are 200 images at most.
 const MOST: usize = 49;
+/// Most kernels of 8-bit operands.
+const MOST_SCALED: usize = 60;
 
 /// The variants for a target, each once.
 pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
-    let mut kernels = counted(target);
-    kernels.sort_by_key(|&(_, count)| Reverse(count));
-    kernels.truncate(MOST);
-    kernels
+    let scaled = [Scales::Row, Scales::Block].map(|of| Numerics::e4m3(of, DType::Bf16));
+    let scaled: Vec<_> =
+        scaled.into_iter().flat_map(|numerics| counted(target, numerics)).collect();
+    most_counted(counted(target, DType::Bf16.into()), MOST)
         .into_iter()
-        .flat_map(|(kernel, _)| DType::OUTPUTS.map(|dtype| kernel.with_dtype(dtype)))
+        .flat_map(|kernel| DType::OUTPUTS.map(|dtype| kernel.with_dtype(dtype)))
         .flat_map(|kernel| WeightLayout::ALL.map(|weights| kernel.with_weights(weights)))
+        .chain(most_counted(scaled, MOST_SCALED))
         .collect()
 }
 
-/// The kernels of all plans, with the number of plans that take each.
-fn counted(target: KernelTarget) -> Vec<(Variant, usize)> {
+fn most_counted(mut kernels: Vec<(Variant, usize)>, most: usize) -> Vec<Variant> {
+    kernels.sort_by_key(|&(_, count)| Reverse(count));
+    kernels.into_iter().take(most).map(|(kernel, _)| kernel).collect()
+}
+
+/// The kernels of all plans of such numbers, with the number of plans that take each.
+fn counted(target: KernelTarget, numerics: Numerics) -> Vec<(Variant, usize)> {
     let mut counts: Vec<(Variant, usize)> = Vec::new();
-    let plans = measured(target.generation).into_iter().chain(modelled(target.generation));
+    if target.generation.tiles(numerics).next().is_none() {
+        return counts;
+    }
+    let measured = measured(target.generation, numerics).into_iter();
+    let plans = measured.chain(modelled(target.generation, numerics));
     for kernel in plans.filter_map(|(problem, plan)| kernel(&problem, &plan, target)) {
         match counts.iter_mut().find(|(known, _)| *known == kernel) {
             Some((_, count)) => *count += 1,
@@ -68,10 +80,12 @@ fn kernel(problem: &Problem, plan: &Plan, target: KernelTarget) -> Option<Varian
     Variant::for_tile(problem, plan.tile, plan.is_flattened(), target).ok()
 }
 
-/// The shipped rows of a generation.
-fn measured(generation: Generation) -> Vec<(Problem, Plan)> {
+/// The shipped rows of a generation with operands of such a form.
+fn measured(generation: Generation, numerics: Numerics) -> Vec<(Problem, Plan)> {
     let table = PlanTable::shipped();
-    let rows = table.rows().iter().filter(|row| row.key.generation == generation);
+    let rows = table.rows().iter().filter(|row| {
+        row.key.generation == generation && row.key.numerics.scales == numerics.scales
+    });
     rows.filter_map(|row| {
         let (n, k) = (row.key.n as usize, row.key.k as usize);
         let (m, numerics) = (row.m as usize, row.key.numerics);
@@ -81,7 +95,7 @@ fn measured(generation: Generation) -> Vec<(Problem, Plan)> {
 }
 
 /// The model's first plans for common layers on a generation's machine, over each kind of link.
-fn modelled(generation: Generation) -> Vec<(Problem, Plan)> {
+fn modelled(generation: Generation, numerics: Numerics) -> Vec<(Problem, Plan)> {
     let machine = match generation {
         Generation::Hopper => Machine::H200,
         Generation::Portable => Machine::A100_SXM,
@@ -102,7 +116,7 @@ fn modelled(generation: Generation) -> Vec<(Problem, Plan)> {
                 [(hidden, ffn), (hidden, hidden)]
             };
             for ((n, k), m) in layers.into_iter().flat_map(|layer| ROWS.map(move |m| (layer, m))) {
-                let Ok(problem) = Problem::new(*op, m, n, k, DType::Bf16, world) else { continue };
+                let Ok(problem) = Problem::new(*op, m, n, k, numerics, world) else { continue };
                 plans.extend(links.into_iter().filter_map(|(machine, links)| {
                     let target =
                         Target { machine, links, ..Target::peer_memory(machine, &problem) };
@@ -123,15 +137,19 @@ mod tests {
     fn two_hundred_images_serve_nearly_all_plans() {
         let target = KernelTarget::of_arch(Arch::Sm90a);
         let (shipped, every) = (variants(target), Variant::all(target));
-        assert!(shipped.len() <= 196, "{}", shipped.len());
+        let is_scaled = |variant: &&Variant| variant.numerics().operand == DType::E4m3;
+        let scaled = shipped.iter().filter(is_scaled).count();
+        assert!(shipped.len() - scaled <= 196 && (1..=60).contains(&scaled), "{scaled} scaled");
         assert!(shipped.iter().all(|variant| every.contains(variant)));
-        let counts = counted(target);
-        let all: usize = counts.iter().map(|(_, count)| count).sum();
-        let served: usize = counts
-            .iter()
-            .filter(|(kernel, _)| shipped.contains(kernel))
-            .map(|(_, count)| count)
-            .sum();
-        assert!(all > 2000 && served * 100 > all * 96, "{served} of {all}");
+        for numerics in [DType::Bf16.into(), Numerics::e4m3(Scales::Row, DType::Bf16)] {
+            let counts = counted(target, numerics);
+            let all: usize = counts.iter().map(|(_, count)| count).sum();
+            let served: usize = counts
+                .iter()
+                .filter(|(kernel, _)| shipped.contains(kernel))
+                .map(|(_, count)| count)
+                .sum();
+            assert!(all > 700 && served * 100 > all * 96, "{numerics}: {served} of {all}");
+        }
     }
 }

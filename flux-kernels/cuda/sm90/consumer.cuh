@@ -120,7 +120,6 @@ private:
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
         const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
-        steps.advance();
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             float sums[kAccumulators];
@@ -133,7 +132,6 @@ private:
             }
             ptx::wgmma_commit();
             ptx::pin_registers(sums);
-            if (block == 0) steps.load_next();
             ptx::wgmma_wait<0>();
             ptx::pin_registers(sums);
             if (block + 1 == C::kBlocks && thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
@@ -182,7 +180,7 @@ private:
         Steps steps(p, smem, epoch, item, index, thread);
         u32 read = take_stage<true>(0, steps, acc);
         u32 step = 1;
-        if constexpr (C::kSendsPartials) {
+        if constexpr (C::kSendsPartials && !C::kScalesSums && !C::kScalesBlocks) {
             const u32 in_mainloop = ptx::from_lane(in_mainloop_partials(p, item), 0);
 #pragma unroll 1
             for (u32 source = 0; source < in_mainloop; ++source) {

@@ -94,21 +94,6 @@ fn scaled_products_of_split_tiles_are_right() {
     }
 }
 
-/// Partial tiles that are added in the mainloop, to sums that have their scales already.
-#[test]
-fn partial_tiles_that_are_early_are_added_to_scaled_sums() {
-    let Some(context) = device("partial_tiles_that_are_early_are_added_to_scaled_sums") else {
-        return;
-    };
-    for (numerics, tile) in kernels(&context) {
-        let p = problem_of(OpKind::GemmReduceScatter, (264, 520, 2304), numerics, 4);
-        let schedule = Schedule { in_mainloop: 2, ..schedule(tile, Chunk::Tiles(1)) };
-        let program = &programs(p, &schedule, Nodes::apart(p.world()))[0];
-        assert_eq!(program.in_mainloop > 0, numerics.scales == Scales::Block, "{p}");
-        check(&context, p, &schedule);
-    }
-}
-
 #[test]
 fn scaled_partial_sums_in_f32_are_right() {
     let Some(context) = device("scaled_partial_sums_in_f32_are_right") else { return };

@@ -39,8 +39,8 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     )
 }
 
-/// Partial tiles that an own tile adds in its mainloop, of `added` in all: none to sums that are
-/// multiplied by their scales behind it.
+/// Partial tiles that an own tile adds in its mainloop, of `added` in all: none to sums of
+/// operands with scales, which are multiplied by them behind it, or leave no registers.
 fn in_mainloop(
     problem: &Problem,
     schedule: &Schedule,
@@ -48,8 +48,8 @@ fn in_mainloop(
     nodes: Nodes,
     added: u32,
 ) -> u32 {
-    let scaled_behind = matches!(problem.numerics().scales, Scales::Tensor | Scales::Row);
-    if schedule.split_k > 1 || nodes.are_mixed() || scaled_behind {
+    let is_scaled = problem.numerics().scales != Scales::None;
+    if schedule.split_k > 1 || nodes.are_mixed() || is_scaled {
         return 0;
     }
     schedule.in_mainloop.min(added).min(most_partials(problem, k_extent.steps()))
