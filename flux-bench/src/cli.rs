@@ -174,15 +174,15 @@ mod tests {
                 "trace --ops ag_gemm --ms 64 --summary",
             ] {
                 let dtype = match parse(&format!("{command} {option}")).unwrap().command {
-                    Command::Bench(args) => args.layers.dtype,
-                    Command::Lab(lab::Command::Core(args)) => args.layers.dtype,
-                    Command::Lab(lab::Command::FirstCall(args)) => args.layers.dtype,
-                    Command::Lab(lab::Command::Peers(args)) => args.layers.dtype,
+                    Command::Bench(args) => args.layers.types.dtype,
+                    Command::Lab(lab::Command::Core(args)) => args.layers.types.dtype,
+                    Command::Lab(lab::Command::FirstCall(args)) => args.layers.types.dtype,
+                    Command::Lab(lab::Command::Peers(args)) => args.layers.types.dtype,
                     Command::Trace(args) => args.dtype,
                     other => panic!("{other:?}"),
                 };
                 assert_eq!(dtype, asked, "{command} {option}");
-                assert!(parse(&format!("{command} --dtype fp8")).is_err(), "{command}");
+                assert!(parse(&format!("{command} --dtype f32")).is_err(), "{command}");
             }
         }
         // The soak checks both, and a file says what it holds.

@@ -44,7 +44,7 @@ pub use cli::{check_words, main};
 pub use end::give_up;
 pub use harness::data::{fill as fill_operand, value as operand_value};
 pub use harness::epilogue::with_bias as epilogues_with_bias;
-pub use harness::gpu::cublas::{Gemm, GemmShape, available as cublas_available};
+pub use harness::gpu::cublas::{Gemm, GemmOperands, GemmShape, available as cublas_available};
 pub use harness::reference::verify as verify_on_host;
 pub use harness::{
     Buffer, EpilogueArgs, EpilogueSpec, Fill, MadeBy, Norm, OperandSet, Operands, RankContext,

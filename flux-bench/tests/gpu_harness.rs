@@ -6,9 +6,9 @@
 mod gpu_support;
 
 use flux_bench::{
-    Buffer, EpilogueSpec, Fill, Gemm, GemmShape, MadeBy, OperandSet, Operands, RankContext,
-    Violation, cublas_available, epilogues_with_bias, fill_operand, operand_value, verify_on_host,
-    w_window, x_window,
+    Buffer, EpilogueSpec, Fill, Gemm, GemmOperands, GemmShape, MadeBy, OperandSet, Operands,
+    RankContext, Violation, cublas_available, epilogues_with_bias, fill_operand, operand_value,
+    verify_on_host, w_window, x_window,
 };
 use flux_core::plan::Plan;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -114,7 +114,7 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
         ctx.upload(&mut set.weights[0].y, &y).unwrap();
         let (device, host) = (
             ctx.verify(&set, &plan()).unwrap(),
-            verify_on_host(&operands, Rank::new(0), &y, made_by),
+            verify_on_host::<T, T>(&operands, Rank::new(0), &y, made_by),
         );
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
@@ -171,7 +171,8 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
         let operands = Operands::new(problem::<bf16>(OpKind::AllGatherGemm), 11, 7, fill);
         let mut set = set::<bf16>(&ctx, operands);
         let mut gemm =
-            Gemm::new(gpu.device(), GemmShape { m: 72, n: 136, k: 200 }, DType::Bf16).unwrap();
+            Gemm::new(gpu.device(), GemmShape { m: 72, n: 136, k: 200 }, DType::Bf16.into())
+                .unwrap();
         assert!(gemm.candidates() > 0);
         for candidate in 0..gemm.candidates() {
             gemm.choose(candidate);
@@ -182,7 +183,9 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
                 Buffer::Host(_) => panic!("host memory on a device's ctx"),
             });
             // SAFETY: operands of the GEMM's shape, on the rank's one stream.
-            unsafe { gemm.launch(x, w, y, gpu.raw_stream()).unwrap() };
+            unsafe {
+                gemm.launch(GemmOperands { x, w, y, scales: None }, gpu.raw_stream()).unwrap()
+            };
             let verdict = ctx.verify(&set, &plan()).unwrap();
             assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");
         }

@@ -9,7 +9,7 @@ use super::serial::{self, with_equal_shards};
 use super::watchdog::Watchdog;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
-use crate::harness::gpu::cublas::{Gemm, GemmShape};
+use crate::harness::gpu::cublas::{Gemm, GemmOperands, GemmShape};
 use crate::harness::{
     Buffer, Defect, OperandSet, Operands, RankContext, Span, Verdict, elements, w_window, x_window,
     y_window,
@@ -70,8 +70,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             0 => Vec::new(),
             elements => blocks(elements)?,
         };
-        let gemm =
-            Gemm::new(gpu.device(), gemm_shape(&problem, ctx.rank()), problem.numerics().operand)?;
+        let gemm = Gemm::new(gpu.device(), gemm_shape(&problem, ctx.rank()), problem.numerics())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
         Ok(Self {
@@ -187,7 +186,9 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let w = block(&weights[0].w)?.address();
         self.gpu.device().bind()?;
         // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
-        unsafe { self.gemm.launch(x, w, y, self.gpu.raw_stream())? };
+        unsafe {
+            self.gemm.launch(GemmOperands { x, w, y, scales: None }, self.gpu.raw_stream())?;
+        };
         Ok(())
     }
 

@@ -279,7 +279,7 @@ impl BenchJob {
         let cases = cases(args, world, on_gpus, rows.as_ref())?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
-        let dtype = args.layers.dtype;
+        let dtype = args.layers.types.of_one_type("bench")?;
         Ok(Self { on_gpus, world, dtype, cases, samples, rows, execution, transport, defect })
     }
 }

@@ -14,6 +14,7 @@ mod operands;
 mod planned;
 pub(crate) mod ranks;
 pub(crate) mod reference;
+pub(crate) mod scaled;
 mod stats;
 mod verdict;
 

@@ -227,7 +227,7 @@ impl RankContext {
             let found = match &weight.y {
                 Buffer::Host(y) => {
                     let y = &y.elements()[..elements(of_weight.y_window(rank))];
-                    reference::verify(&of_weight, rank, y, made_by)
+                    reference::verify::<T, T>(&of_weight, rank, y, made_by)
                 }
                 Buffer::Cuda { block, .. } => {
                     self.expect_gpu()?.verify(&of_weight, rank, block.address(), made_by)?
@@ -271,6 +271,6 @@ impl RankContext {
         });
         let found = found.collect::<anyhow::Result<Vec<_>>>()?;
         let made_by = MadeBy::plan(plan, operands.problem.op(), self.comm().nodes());
-        Ok(reference::verify_elements(&operands, self.rank(), &found, made_by))
+        Ok(reference::verify_elements::<T, T>(&operands, self.rank(), &found, made_by))
     }
 }

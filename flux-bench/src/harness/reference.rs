@@ -9,8 +9,9 @@
 use super::verdict::{MadeBy, Verdict, Violation};
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
+use crate::harness::scaled::PartScales;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::Rank;
+use flux_core::{Problem, Rank};
 use flux_kernels::{Element, Operand};
 use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};
 
@@ -18,23 +19,20 @@ use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
-pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], made_by: MadeBy) -> Verdict {
+pub fn verify<X: Element, Y: Element>(
+    operands: &Operands,
+    rank: Rank,
+    y: &[Y],
+    made_by: MadeBy,
+) -> Verdict {
     let problem = &operands.problem;
     let (window, product) = (operands.y_window(rank), y_window(problem, rank));
     assert_eq!(y.len(), elements(window), "{window:?}");
     let k = problem.k();
-    let x = operand::<T>(
-        operands,
-        operands.seed_x,
-        Window { row0: window.row0, col0: 0, rows: window.rows, cols: k },
-    );
-    let w = operand::<T>(
-        operands,
-        operands.seed_w,
-        Window { row0: product.col0, col0: 0, rows: product.cols, cols: k },
-    );
+    let x = rows_of_x::<X>(operands, window.row0, window.rows);
+    let w = rows_of_w::<X>(operands, product.col0, product.cols);
     let bias = if operands.epilogue.operands.has(Operand::Bias) {
-        operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
+        operand::<Y>(operands, operands.seed_bias, bias_window(problem, rank))
     } else {
         vec![0.0; product.cols as usize]
     };
@@ -42,7 +40,7 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], made_by: Mad
         .epilogue
         .operands
         .has(Operand::Residual)
-        .then(|| operand::<T>(operands, operands.seed_residual, window));
+        .then(|| operand::<Y>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
     for (row, (x, y)) in
         x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate()
@@ -68,25 +66,21 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], made_by: Mad
 }
 
 /// Checks elements of `rank`'s output as [`verify`] does, each with its row and column.
-pub(crate) fn verify_elements<T: Element>(
+pub(crate) fn verify_elements<X: Element, Y: Element>(
     operands: &Operands,
     rank: Rank,
-    found: &[(u32, u32, T)],
+    found: &[(u32, u32, Y)],
     made_by: MadeBy,
 ) -> Verdict {
-    let problem = &operands.problem;
-    let window = y_window(problem, rank);
+    let window = y_window(&operands.problem, rank);
     let mut verdict = Verdict::default();
     for &(row, col, y) in found {
         let row0 = window.row0 + row;
-        let line = |seed, row0| {
-            operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() })
-        };
         let way = way_of_row(operands, row0, made_by);
         let sum_of = |column: u32| {
             let col0 = window.col0 + column;
             let one = |seed, row0| {
-                operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0]
+                operand::<Y>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0]
             };
             let bias = if operands.epilogue.operands.has(Operand::Bias) {
                 one(operands.seed_bias, 0)
@@ -101,8 +95,8 @@ pub(crate) fn verify_elements<T: Element>(
             sum(
                 operands,
                 way,
-                &line(operands.seed_x, row0),
-                &line(operands.seed_w, col0),
+                &rows_of_x::<X>(operands, row0, 1),
+                &rows_of_w::<X>(operands, col0, 1),
                 [bias, residual],
             )
         };
@@ -111,6 +105,66 @@ pub(crate) fn verify_elements<T: Element>(
         verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), weight: 0, row, col });
     }
     verdict
+}
+
+/// Lines of either operand in a sample.
+const SAMPLED: u32 = 64;
+
+/// How far the elements of a sample are off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accuracy {
+    /// The root mean square of the deviations, over that of the reference.
+    pub(crate) rms_err: f64,
+}
+
+/// Checks a sample of `rank`'s dense output as [`verify`] does, a row and a column of each of
+/// [`SAMPLED`] equal parts, and of all elements that they are numbers. Of products alone.
+pub(crate) fn verify_sample<X: Element, Y: Element>(
+    operands: &Operands,
+    rank: Rank,
+    y: &[Y],
+    made_by: MadeBy,
+) -> (Verdict, Accuracy) {
+    let window = y_window(&operands.problem, rank);
+    assert_eq!(y.len(), elements(window), "{window:?}");
+    let at = |row: u32, col: u32| {
+        (Violation { rank: rank.get(), weight: 0, row, col }, y[(row * window.cols + col) as usize])
+    };
+    let mut verdict = Verdict::default();
+    let numbers = (0..window.rows).flat_map(|row| (0..window.cols).map(move |col| (row, col)));
+    for (row, col) in numbers {
+        let (at, found) = at(row, col);
+        if found.to_f32().is_nan() {
+            verdict.violations += 1;
+            verdict.first.get_or_insert(at);
+        }
+    }
+    let cols: Vec<_> = sampled(window.cols)
+        .map(|col| (col, rows_of_w::<X>(operands, window.col0 + col, 1)))
+        .collect();
+    let (mut errors, mut references) = (0.0, 0.0);
+    for row in sampled(window.rows) {
+        let x = rows_of_x::<X>(operands, window.row0 + row, 1);
+        let way = way_of_row(operands, window.row0 + row, made_by);
+        for (col, w) in &cols {
+            let (at, found) = at(row, *col);
+            let expected = finish(operands, sum(operands, way, &x, w, [0.0; 2]), None);
+            verdict.judge(&expected, found.to_f32(), at);
+            errors += (f64::from(found.to_f32()) - expected.exact).powi(2);
+            references += expected.exact.powi(2);
+        }
+    }
+    (verdict, Accuracy { rms_err: (errors / references).sqrt() })
+}
+
+/// One of each of [`SAMPLED`] equal parts of so many, anywhere in it.
+fn sampled(count: u32) -> impl Iterator<Item = u32> {
+    let parts = count.min(SAMPLED);
+    let border = move |part: u32| (u64::from(count) * u64::from(part) / u64::from(parts)) as u32;
+    (0..parts).map(move |part| {
+        let (first, end) = (border(part), border(part + 1));
+        first + data::raw(0, part, count) % (end - first)
+    })
 }
 
 /// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64.
@@ -132,6 +186,41 @@ pub(crate) fn verify_norm<T: Element>(
         }
     }
     verdict.of_wrong_elements()
+}
+
+/// Rows of the global `x`, dequantised.
+fn rows_of_x<X: Element>(operands: &Operands, row0: u32, rows: u32) -> Vec<f32> {
+    let problem = &operands.problem;
+    of_parts(problem, rows, |source, col0, cols| {
+        let part = Window { row0, col0, rows, cols };
+        PartScales::of_x(operands, part, source).dequantised::<X>()
+    })
+}
+
+/// Rows of the global `w`, dequantised.
+fn rows_of_w<X: Element>(operands: &Operands, row0: u32, rows: u32) -> Vec<f32> {
+    let problem = &operands.problem;
+    of_parts(problem, rows, |source, col0, cols| {
+        let part = Window { row0, col0, rows, cols };
+        PartScales::of_w(operands, part, source).dequantised::<X>()
+    })
+}
+
+/// Whole rows of the parts along `k` that ranks have.
+fn of_parts(problem: &Problem, rows: u32, part: impl Fn(Rank, u32, u32) -> Vec<f32>) -> Vec<f32> {
+    if problem.op().gathers() {
+        return part(Rank::new(0), 0, problem.k());
+    }
+    let mut all = vec![0.0; rows as usize * problem.k() as usize];
+    for source in problem.world().ranks() {
+        let inner = problem.inner(source);
+        let elements = part(source, inner.start, inner.len() as u32);
+        let lines = all.chunks_exact_mut(problem.k() as usize);
+        for (to, from) in lines.zip(elements.chunks_exact(inner.len())) {
+            to[inner.start as usize..inner.end as usize].copy_from_slice(from);
+        }
+    }
+    all
 }
 
 /// A window of a global operand, as the elements' exact values.
@@ -276,7 +365,8 @@ mod tests {
             let (apart, two) = (Nodes::apart(world), Nodes::new(world, 2).unwrap());
             for (flattened, nodes) in [(false, apart), (true, apart), (false, two)] {
                 let sent = MadeBy { flattened, unfused: false, nodes };
-                let verdict = verify(&operands, rank, &outputs(&operands, rank, sent), sent);
+                let verdict =
+                    verify::<bf16, bf16>(&operands, rank, &outputs(&operands, rank, sent), sent);
                 assert!(verdict.ok(), "{operands:?}: {verdict}");
                 assert!(verdict.max_rel_err() < 0.01, "{operands:?}: {verdict}");
             }
@@ -294,7 +384,7 @@ mod tests {
                 let mut y = outputs(&operands, rank, plain(&operands));
                 let at = row * window.cols as usize + col;
                 y[at] = wrong(y[at]);
-                let verdict = verify(&operands, rank, &y, plain(&operands));
+                let verdict = verify::<bf16, bf16>(&operands, rank, &y, plain(&operands));
                 assert_eq!(verdict.violations, 1, "{operands:?}");
                 assert_eq!(verdict.first, Some(Violation { rank: 2, weight: 0, row: 2, col: 5 }));
             }
@@ -311,7 +401,11 @@ mod tests {
                 .unwrap();
             let off = 8.0 * operands.problem.numerics().output.unit_roundoff() * f64::from(y[at]);
             y[at] = bf16::from_f64(f64::from(y[at]) + off);
-            assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1, "{operands:?}");
+            assert_eq!(
+                verify::<bf16, bf16>(&operands, rank, &y, plain(&operands)).violations,
+                1,
+                "{operands:?}"
+            );
         }
     }
 
@@ -321,7 +415,7 @@ mod tests {
         let mut y = outputs(&operands, rank, plain(&operands));
         let at = y.iter().position(|v| v.to_f32().abs() > 1.0).unwrap();
         y[at] = bf16::from_bits(y[at].to_bits() + 1);
-        assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1);
+        assert_eq!(verify::<bf16, bf16>(&operands, rank, &y, plain(&operands)).violations, 1);
     }
 
     /// A bias that is missing or in twice, and the result of any other activation.
@@ -349,7 +443,7 @@ mod tests {
             for other in
                 epilogues.chain(other_gates).filter(|&epilogue| epilogue != operands.epilogue)
             {
-                let verdict = verify(
+                let verdict = verify::<bf16, bf16>(
                     &operands,
                     rank,
                     &outputs(&operands.with_epilogue(other), rank, plain(&operands)),
@@ -380,10 +474,10 @@ mod tests {
         let mut y: Vec<bf16> = rounded.iter().enumerate().map(activated).collect();
         let fused = plain(&operands);
         let unfused = MadeBy { unfused: true, ..fused };
-        assert!(!verify(&operands, rank, &y, fused).ok());
-        assert!(verify(&operands, rank, &y, unfused).ok());
+        assert!(!verify::<bf16, bf16>(&operands, rank, &y, fused).ok());
+        assert!(verify::<bf16, bf16>(&operands, rank, &y, unfused).ok());
         y[20] += bf16::from_f32(1.0);
-        assert_eq!(verify(&operands, rank, &y, unfused).violations, 1);
+        assert_eq!(verify::<bf16, bf16>(&operands, rank, &y, unfused).violations, 1);
     }
 
     #[test]
@@ -420,8 +514,12 @@ mod tests {
         for (operands, rank) in cases() {
             let other = Operands::new(operands.problem, 3, 2, operands.fill)
                 .with_epilogue(operands.epilogue);
-            let verdict =
-                verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
+            let verdict = verify::<bf16, bf16>(
+                &operands,
+                rank,
+                &outputs(&other, rank, plain(&other)),
+                plain(&operands),
+            );
             assert!(verdict.violations > elements(operands.y_window(rank)) as u64 / 2, "{verdict}");
         }
     }

@@ -70,9 +70,9 @@ fn table(record: &Record) -> Option<Table> {
             &report.rows,
             &[
                 (Words("op"), |r| r.head.to_string().into()),
-                (Number("cuBLASLt ms"), |r| ms(r.t_gemm_ms.median).into()),
+                (Number("cuBLASLt ms"), |r| median(r.t_gemm_ms)),
                 (Number("kernel ms"), |r| ms(r.t_core_ms.median).into()),
-                (Number("gain"), |r| Cell::Gain(Some(r.core))),
+                (Number("gain"), |r| Cell::Gain(r.core)),
                 (Number("flags %"), |r| format!("{:.1}", 100.0 * r.flags).into()),
                 (Number("TFLOP/s"), |r| format!("{:.0}", r.tflops).into()),
             ],

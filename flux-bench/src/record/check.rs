@@ -59,8 +59,9 @@ pub(super) fn serving(name: &str, report: &ServingReport) -> anyhow::Result<()> 
 
 pub(super) fn core(name: &str, report: &CoreReport) -> anyhow::Result<()> {
     for row in &report.rows {
-        let medians =
-            [row.t_gemm_ms, row.t_core_ms, row.t_order_ms, row.t_flags_ms].map(|t| t.median);
+        let times =
+            row.t_gemm_ms.into_iter().chain([row.t_core_ms, row.t_order_ms, row.t_flags_ms]);
+        let medians: Vec<_> = times.map(|t| t.median).collect();
         of_head(&format!("{name}: {}", row.head), &row.head, row.verified, &medians)?;
     }
     rows(name, report.rows.len())

@@ -40,7 +40,11 @@ impl Record {
             Self::Core(report) => report
                 .rows
                 .iter()
-                .map(|r| of(r.head.to_string(), r.t_core_ms, r.t_gemm_ms.median))
+                .map(|r| Figure {
+                    row: r.head.to_string(),
+                    ms: r.t_core_ms,
+                    control: r.t_gemm_ms.map(|gemm| gemm.median),
+                })
                 .collect(),
             Self::FirstCall(report) => report
                 .rows

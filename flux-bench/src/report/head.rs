@@ -2,8 +2,8 @@
 //!
 //! Invariant: its fields come first in a row, in this order.
 
-use crate::shapes::{self, parse_dtype, parse_op};
-use flux_core::{DType, Problem};
+use crate::shapes::{self, parse_op};
+use flux_core::{DType, Numerics, Partials, Problem};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -22,7 +22,8 @@ pub struct Head {
     pub k: u32,
     /// Ranks of the world.
     pub tp: u32,
-    /// `bf16` or `fp16`. Files of first calls did not say it, when there were none but of `bf16`.
+    /// The element types, as in `bf16` or `e4m3.row:bf16`; partial sums in fp32 are in the model's
+    /// name. Files of first calls did not say it, when there were none but of `bf16`.
     #[serde(default = "bf16")]
     pub dtype: String,
 }
@@ -44,7 +45,7 @@ impl Head {
             n: problem.n(),
             k: problem.k(),
             tp: problem.world().get(),
-            dtype: problem.numerics().operand.name().to_owned(),
+            dtype: problem.numerics().with_partials(Partials::Output).to_string(),
         }
     }
 
@@ -52,8 +53,8 @@ impl Head {
     pub(crate) fn problem(&self) -> anyhow::Result<Problem> {
         let [m, n, k] = [self.m, self.n, self.k].map(|extent| extent as usize);
         let op = parse_op(&self.op).map_err(anyhow::Error::msg)?;
-        let dtype = parse_dtype(&self.dtype).map_err(anyhow::Error::msg)?;
-        Ok(Problem::new(op, m, n, k, dtype, shapes::world(self.tp)?)?)
+        let numerics: Numerics = self.dtype.parse()?;
+        Ok(Problem::new(op, m, n, k, numerics, shapes::world(self.tp)?)?)
     }
 
     /// Whether both are of one problem, whosever layers they call it.

@@ -98,6 +98,7 @@ fn head(Extents { rows, cols, dtype, normed }: Extents) -> anyhow::Result<Vec<u8
     let dtype = match dtype {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
+        DType::E4m3 => Dtype::F8_E4M3,
     };
     let names = if normed { &["y", "y_norm"][..] } else { &["y"] };
     let tensor = |(number, name): (usize, &&str)| {

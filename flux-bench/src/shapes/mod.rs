@@ -10,7 +10,7 @@ pub(crate) use words::{Rows, Shape, Shapes};
 
 use anyhow::{Context, ensure};
 use clap::builder::ArgPredicate;
-use flux_core::{DType, OpKind, Partials, Problem, SumsTo, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, Scales, SumsTo, WorldSize};
 
 /// One op's global extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,54 @@ pub(crate) struct LayerArgs {
         value_parser = parse_op,
     )]
     pub(crate) ops: Vec<OpKind>,
-    /// Element type: bf16 or fp16
+    #[command(flatten)]
+    pub(crate) types: TypeArgs,
+}
+
+/// The element types of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct TypeArgs {
+    /// Element type: bf16, fp16, or fp8, which is operands in e4m3 with scales and outputs in bf16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
+    /// Scales of fp8: of a tensor, of each row of x and of w, or of 1 x 128 of x and 128 x 128 of w;
+    /// where left out, row
+    #[arg(long, value_name = "SCALES", value_parser = parse_scales)]
+    pub(crate) scales: Option<Scales>,
+    /// Let tensor cores add all products of fp8, which keep fewer bits than fp32
+    #[arg(long)]
+    pub(crate) fast_accumulation: bool,
+}
+
+impl TypeArgs {
+    /// What they ask for.
+    pub(crate) fn numerics(self) -> anyhow::Result<Numerics> {
+        let Self { dtype, scales, fast_accumulation } = self;
+        if dtype != DType::E4m3 {
+            ensure!(
+                scales.is_none() && !fast_accumulation,
+                "--scales and --fast-accumulation are of --dtype fp8, and it is {dtype}"
+            );
+            return Ok(dtype.into());
+        }
+        let scales = scales.unwrap_or(Scales::Row);
+        let numerics = Numerics { fast_accumulation, ..Numerics::e4m3(scales, DType::Bf16) };
+        ensure!(
+            numerics.is_supported(),
+            "--fast-accumulation with --scales {scales}: sums leave the tensor cores every block"
+        );
+        Ok(numerics)
+    }
+
+    /// The type of operands and outputs, for a command without scaled operands.
+    pub(crate) fn of_one_type(self, command: &str) -> anyhow::Result<DType> {
+        let numerics = self.numerics()?;
+        ensure!(
+            numerics.scales == Scales::None,
+            "{command} takes no fp8: use --dtype bf16, or lab core for the kernel alone"
+        );
+        Ok(numerics.operand)
+    }
 }
 
 impl LayerArgs {
@@ -60,7 +105,7 @@ impl LayerArgs {
             (None, true) => ms,
             (None, false) => &[512],
         };
-        layers(&self.shapes(on_gpus)?, &self.ops, ms, self.dtype, world)
+        layers(&self.shapes(on_gpus)?, &self.ops, ms, self.types.numerics()?, world)
     }
 
     /// The layers for `world` with `m` rows, whatever rows are asked for.
@@ -70,7 +115,7 @@ impl LayerArgs {
         on_gpus: bool,
         m: usize,
     ) -> anyhow::Result<Vec<Layer>> {
-        layers(&self.shapes(on_gpus)?, &self.ops, &[m], self.dtype, world)
+        layers(&self.shapes(on_gpus)?, &self.ops, &[m], self.types.numerics()?, world)
     }
 
     fn shapes(&self, on_gpus: bool) -> anyhow::Result<Shapes> {
@@ -117,7 +162,7 @@ pub struct Layer {
     pub problem: Problem,
 }
 
-/// Every one of `ops` of every shape at every `m`, on elements of type `dtype`, for `world` ranks;
+/// Every one of `ops` of every shape at every `m`, with these element types, for `world` ranks;
 /// `m` changes fastest.
 ///
 /// # Errors
@@ -126,15 +171,15 @@ pub fn layers(
     shapes: &Shapes,
     ops: &[OpKind],
     ms: &[usize],
-    dtype: DType,
+    numerics: impl Into<Numerics>,
     world: WorldSize,
 ) -> anyhow::Result<Vec<Layer>> {
-    let mut layers = Vec::new();
+    let (mut layers, numerics) = (Vec::new(), numerics.into());
     for shape in &shapes.0 {
         for &op in ops {
             let Some((n, k)) = shape.extents(op) else { continue };
             for &m in ms {
-                let problem = Problem::new(op, m, n, k, dtype, world)
+                let problem = Problem::new(op, m, n, k, numerics, world)
                     .with_context(|| format!("{op} of {shape}"))?;
                 layers.push(Layer { name: shape.name().to_owned(), problem });
             }
@@ -164,8 +209,15 @@ pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
     match word {
         "bf16" => Ok(DType::Bf16),
         "fp16" | "f16" => Ok(DType::F16),
-        _ => Err(format!("{word:?} is neither bf16 nor fp16")),
+        "fp8" | "e4m3" => Ok(DType::E4m3),
+        _ => Err(format!("{word:?} is none of bf16, fp16 and fp8")),
     }
+}
+
+/// The form of a `--scales` word.
+fn parse_scales(word: &str) -> Result<Scales, String> {
+    let named = Scales::OF_E4M3.into_iter().find(|scales| scales.name() == word);
+    named.ok_or_else(|| format!("{word:?} is none of tensor, row and block"))
 }
 
 /// The type of a `--partials` word.
@@ -240,11 +292,36 @@ mod tests {
 
     #[test]
     fn a_type_has_the_name_that_reports_give_it() {
-        for dtype in [DType::Bf16, DType::F16] {
+        for dtype in DType::ALL {
             assert_eq!(parse_dtype(dtype.name()), Ok(dtype));
         }
-        assert_eq!(parse_dtype("f16"), Ok(DType::F16));
-        assert_eq!(parse_dtype("fp8"), Err("\"fp8\" is neither bf16 nor fp16".to_owned()));
+        assert_eq!(["f16", "fp8"].map(parse_dtype), [Ok(DType::F16), Ok(DType::E4m3)]);
+        assert_eq!(parse_dtype("f32"), Err("\"f32\" is none of bf16, fp16 and fp8".to_owned()));
+    }
+
+    #[test]
+    fn scales_are_of_8_bit_operands() {
+        let given = |words: &str| {
+            let words = ["x"].into_iter().chain(words.split_whitespace());
+            Line::try_parse_from(words).map(|line| line.args.types.numerics())
+        };
+        let text = |words| given(words).unwrap().unwrap().to_string();
+        assert_eq!(text(""), "bf16");
+        assert_eq!(text("--dtype fp8"), "e4m3.row:bf16");
+        assert_eq!(text("--dtype fp8 --scales block"), "e4m3.block:bf16");
+        assert_eq!(
+            text("--dtype fp8 --scales tensor --fast-accumulation"),
+            "e4m3.tensor.fast:bf16"
+        );
+        for (words, why) in [
+            ("--scales row", "--scales and --fast-accumulation are of --dtype fp8, and it is bf16"),
+            ("--dtype fp16 --fast-accumulation", "and it is fp16"),
+            ("--dtype fp8 --scales block --fast-accumulation", "every block"),
+        ] {
+            let error = given(words).unwrap().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        assert!(given("--dtype fp8 --scales none").is_err());
     }
 
     #[test]

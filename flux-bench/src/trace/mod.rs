@@ -170,6 +170,7 @@ fn drawn(problem: &Problem, ranks: &[Traced]) -> anyhow::Result<Call> {
 /// The layer that is asked for, of `tp` ranks.
 fn layer(args: &Args, tp: u32, on_gpus: bool) -> anyhow::Result<Layer> {
     let world = shapes::world(tp)?;
+    ensure!(args.dtype != DType::E4m3, "trace takes no fp8: use --dtype bf16");
     let usual = || if on_gpus { "gpt3" } else { "gpt3/16" }.parse();
     let shape: Shape = args.shapes.clone().map_or_else(usual, Ok)?;
     let (n, k) =

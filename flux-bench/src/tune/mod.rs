@@ -157,7 +157,7 @@ impl TuneJob {
         let Args { transport, batch_invariant, ref table, .. } = *args;
         Ok(Self {
             world,
-            dtype: args.layers.dtype,
+            dtype: args.layers.types.of_one_type("tune")?,
             layers,
             transport,
             options,

@@ -247,11 +247,27 @@ impl Gpu {
     }
 
     pub(crate) fn upload(&self, to: &DeviceBlock, from: &[u8]) -> anyhow::Result<()> {
-        anyhow::ensure!(from.len() <= to.bytes(), "{} bytes do not fit {}", from.len(), to.bytes());
+        self.upload_at(to, 0, from)
+    }
+
+    /// The same, from byte `first` of the memory on.
+    pub(crate) fn upload_at(
+        &self,
+        to: &DeviceBlock,
+        first: usize,
+        from: &[u8],
+    ) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            first + from.len() <= to.bytes(),
+            "{} bytes from {first} on do not fit {}",
+            from.len(),
+            to.bytes()
+        );
         self.device.bind()?;
+        let address = to.address() + first as u64;
         // SAFETY: the block holds as many bytes, and the stream is synchronised before the slice
         // goes.
-        unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream())? };
+        unsafe { result::memcpy_htod_async(address, from, self.stream.cu_stream())? };
         self.synchronize()
     }
 

@@ -1,7 +1,5 @@
 //! What takes turns.
 
-use crate::bench::in_round;
-
 /// What is timed; the module says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
@@ -18,17 +16,17 @@ pub(super) enum Contender {
 }
 
 impl Contender {
-    /// Those of every measurement.
-    pub(super) const ALWAYS: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
-    const WITH_SM80: [Self; 5] = [Self::Gemm, Self::Core, Self::Order, Self::Flags, Self::Sm80Gemm];
+    /// Every one.
+    pub(super) const ALL: [Self; 5] =
+        [Self::Gemm, Self::Core, Self::Order, Self::Flags, Self::Sm80Gemm];
 
-    /// Those of a measurement, with or without the last.
-    pub(super) const fn all(sm80: bool) -> &'static [Self] {
-        if sm80 { &Self::WITH_SM80 } else { &Self::ALWAYS }
-    }
-
-    /// The same in the order of a round.
-    pub(super) fn in_round(sm80: bool, round: usize) -> Vec<Self> {
-        in_round(Self::all(sm80), round)
+    /// Those of a measurement, with what there is of the library's.
+    pub(super) fn of(library: bool, sm80: bool) -> Vec<Self> {
+        let takes_part = |contender: &Self| match contender {
+            Self::Gemm => library,
+            Self::Core | Self::Order | Self::Flags => true,
+            Self::Sm80Gemm => sm80,
+        };
+        Self::ALL.into_iter().filter(takes_part).collect()
     }
 }

@@ -6,23 +6,24 @@
 
 use super::contender::Contender;
 use super::mock_peers;
-use super::replay::{OperandBlocks, Replay};
+use super::operands::{OperandBlocks, behind_rows};
+use super::replay::Replay;
 use super::sm80_gemm::{kernels_of, sm80_gemm};
-use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS};
-use crate::harness::Fill;
-use crate::harness::data::Window;
-use crate::harness::gpu::cublas::{Gemm, GemmShape};
+use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
+use crate::harness::gpu::cublas::{self, CublasError, Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
+use crate::harness::reference::{self, Accuracy};
+use crate::harness::scaled::PartScales;
 use crate::harness::{
-    FIRST, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
+    FIRST, Fill, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
 };
 use anyhow::Context;
-use flux_core::Nodes;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
+use flux_core::{Nodes, Problem, Scales};
 use flux_cuda::DeviceBlock;
-use flux_kernels::Variant;
 use flux_kernels::cuda::{Kernel, loaded};
+use flux_kernels::{Variant, with_elements};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ pub(super) struct KernelContenders<'a> {
     gpu: &'a Gpu,
     case: &'a PlannedLayer,
     kernel: Arc<Kernel>,
-    gemm: Gemm,
+    /// The library's, or why it has none.
+    gemm: Result<Gemm, String>,
     sm80_gemm: Option<Gemm>,
     sets: Vec<OperandBlocks>,
     /// In the order of [`OURS`].
@@ -54,6 +56,15 @@ pub(super) struct KernelContenders<'a> {
     spin: Duration,
     calls: usize,
     options: CallOptions,
+}
+
+/// What contenders took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured {
+    pub(super) gemm: Option<Times>,
+    /// In the order of [`OURS`].
+    pub(super) ours: [Times; 3],
+    pub(super) sm80: Option<Times>,
 }
 
 /// How calls are made.
@@ -75,7 +86,7 @@ impl<'a> KernelContenders<'a> {
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
-        let gemm = Gemm::new(device, GemmShape::of(&case.alone), problem.numerics().operand)?;
+        let gemm = library_gemm(gpu, &case.alone)?;
         let sets = (0..SETS)
             .map(|_| OperandBlocks::new(gpu, &case.alone))
             .collect::<anyhow::Result<Vec<_>>>()?;
@@ -134,13 +145,17 @@ impl<'a> KernelContenders<'a> {
         self.sm80_gemm.as_ref().map(|gemm| kernels_of(self.gpu, gemm, &self.sets[0])).transpose()
     }
 
-    /// Times all contenders on random data, in the order of [`Contender::all`].
-    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<Vec<Times>> {
+    fn contenders(&self) -> Vec<Contender> {
+        Contender::of(self.gemm.is_ok(), self.sm80_gemm.is_some())
+    }
+
+    /// Times all contenders on random data.
+    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<Measured> {
         self.prepare()?;
-        let sm80 = self.sm80_gemm.is_some();
-        let mut spans = vec![Vec::<Span>::new(); Contender::all(sm80).len()];
+        let contenders = self.contenders();
+        let mut spans = Contender::ALL.map(|_| Vec::<Span>::new());
         for round in 0..WARM_UP + samples as usize {
-            for contender in Contender::in_round(sm80, round) {
+            for contender in in_round(&contenders, round) {
                 let span = self
                     .sample(contender)
                     .with_context(|| format!("{contender:?}, round {round}"))?;
@@ -151,7 +166,9 @@ impl<'a> KernelContenders<'a> {
         }
         // Before anything is said of times: a call that gave up waiting is a fast one.
         self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
-        spans.into_iter().map(|spans| Times::of_slowest(&[spans]).context("no rounds")).collect()
+        let [gemm, core, order, flags, sm80] = spans.map(|spans| Times::of_slowest(&[spans]));
+        let ours = core.zip(order).zip(flags).map(|((core, order), flags)| [core, order, flags]);
+        Ok(Measured { gemm, ours: ours.context("no rounds")?, sm80 })
     }
 
     /// Fills all sets and both buffers with random data, and chooses algorithms and spin.
@@ -162,19 +179,18 @@ impl<'a> KernelContenders<'a> {
         for (call, set) in (0..).zip(&self.sets) {
             self.fill_own(set, &self.operands(Contender::Core, call, Fill::Uniform))?;
         }
-        self.choose_algorithm(Contender::Gemm)?;
-        if self.sm80_gemm.is_some() {
-            self.choose_algorithm(Contender::Sm80Gemm)?;
+        let contenders = self.contenders();
+        for &contender in contenders.iter().filter(|&&of| among_ours(of).is_none()) {
+            self.choose_algorithm(contender)?;
         }
-        let longest =
-            choice::longest_enqueue(Contender::all(self.sm80_gemm.is_some()), |contender, _| {
-                self.raise(contender)?;
-                let start = Instant::now();
-                self.launch_sample(contender)?;
-                let took = start.elapsed();
-                self.gpu.synchronize()?;
-                Ok(took)
-            })?;
+        let longest = choice::longest_enqueue(&contenders, |contender, _| {
+            self.raise(contender)?;
+            let start = Instant::now();
+            self.launch_sample(contender)?;
+            let took = start.elapsed();
+            self.gpu.synchronize()?;
+            Ok(took)
+        })?;
         self.spin = choice::spin(longest);
         Ok(())
     }
@@ -205,7 +221,7 @@ impl<'a> KernelContenders<'a> {
             Contender::Sm80Gemm => {
                 self.sm80_gemm.as_mut().context("cuBLASLt has no algorithm of sm_80 for the shape")
             }
-            _ => Ok(&mut self.gemm),
+            _ => self.gemm.as_mut().map_err(|why| anyhow::anyhow!("{why}")),
         }
     }
 
@@ -243,17 +259,12 @@ impl<'a> KernelContenders<'a> {
         let gemm = if contender == Contender::Sm80Gemm {
             self.sm80_gemm.as_ref()
         } else {
-            Some(&self.gemm)
+            self.gemm.as_ref().ok()
         };
         gpu.device().bind()?;
         // SAFETY: the sets hold operands of the GEMM's shape, and everything is on this one stream.
         unsafe {
-            gemm.context("no such contender")?.launch(
-                set.x.address(),
-                set.w.address(),
-                set.y.address(),
-                gpu.raw_stream(),
-            )?;
+            gemm.context("no such contender")?.launch(set.of_library(), gpu.raw_stream())?;
         };
         Ok(())
     }
@@ -268,19 +279,7 @@ impl<'a> KernelContenders<'a> {
     /// rows.
     fn fill_own(&self, set: &OperandBlocks, operands: &Operands) -> anyhow::Result<()> {
         let alone = &self.case.alone;
-        self.fill(set, x_window(alone, FIRST), w_window(alone, FIRST), operands)
-    }
-
-    fn fill(
-        &self,
-        set: &OperandBlocks,
-        x: Window,
-        w: Window,
-        operands: &Operands,
-    ) -> anyhow::Result<()> {
-        let dtype = operands.problem.numerics().operand;
-        self.gpu.fill(&set.x, x, operands.seed_x, operands.fill, dtype)?;
-        self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
+        set.fill(self.gpu, operands, [x_window(alone, FIRST), w_window(alone, FIRST)], FIRST)
     }
 
     /// Writes what peers give to rank 0 in this epoch: rows, or partial tiles by their own
@@ -289,18 +288,17 @@ impl<'a> KernelContenders<'a> {
         let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
         if problem.op().gathers() {
             let half = epoch.half() * program.workspace().half_stride() as usize;
-            return gpu.fill_at(
-                &self.own,
-                half,
-                mock_peers::gathered(program),
-                operands.seed_x,
-                operands.fill,
-                problem.numerics().operand,
-            );
+            let (rows, dtype) = (mock_peers::gathered(program), problem.numerics().operand);
+            if problem.numerics().scales == Scales::None {
+                return gpu.fill_at(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
+            }
+            let rows = PartScales::of_x(operands, rows, FIRST).codes(behind_rows(problem) as usize);
+            return gpu.upload_at(&self.own, half, bytemuck::cast_slice(&rows));
         }
         for peer in 0..self.peers.len() {
             let rank = self.peers[peer].program().rank;
-            self.fill(&self.sets[0], x_window(problem, rank), w_window(problem, rank), operands)?;
+            let (x, w) = (x_window(problem, rank), w_window(problem, rank));
+            self.sets[0].fill(gpu, operands, [x, w], rank)?;
             let harness = &mut self.peers[peer];
             harness.begin_at(gpu, epoch)?;
             harness.raise(gpu)?;
@@ -338,6 +336,81 @@ impl<'a> KernelContenders<'a> {
             unfused: false,
             nodes: Nodes::apart(operands.problem.world()),
         };
-        gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
+        self.check(&operands, made_by).map(|(verdict, _)| verdict)
+    }
+
+    /// Checks what the first set's `y` holds: on the device as a whole, with scales a sample of the
+    /// elements on the host, and of all that they are numbers.
+    fn check(
+        &self,
+        operands: &Operands,
+        made_by: MadeBy,
+    ) -> anyhow::Result<(Verdict, Option<Accuracy>)> {
+        let (gpu, y) = (self.gpu, &self.sets[0].y);
+        let numerics = operands.problem.numerics();
+        if numerics.scales == Scales::None {
+            return Ok((gpu.verify(operands, FIRST, y.address(), made_by)?, None));
+        }
+        let mut bytes = vec![0; y.bytes()];
+        gpu.download(y, 0, &mut bytes)?;
+        with_elements!(numerics, X, Y, {
+            let y: &[Y] = bytemuck::cast_slice(&bytes);
+            let (verdict, accuracy) = reference::verify_sample::<X, Y>(operands, FIRST, y, made_by);
+            Ok((verdict, Some(accuracy)))
+        })
+    }
+
+    /// One call of the kernel and one of the library's GEMM on random operands with scales: how far
+    /// either is off. A library whose result is wrong has no times.
+    pub(super) fn accuracies(
+        &mut self,
+        measured: &mut Measured,
+    ) -> anyhow::Result<Option<[Option<Accuracy>; 2]>> {
+        if self.case.alone.numerics().scales == Scales::None {
+            return Ok(None);
+        }
+        let mut accuracies = [None; 2];
+        for (number, contender) in [Contender::Core, Contender::Gemm].into_iter().enumerate() {
+            if contender == Contender::Gemm && self.gemm.is_err() {
+                continue;
+            }
+            let operands = self.operands(contender, 0, Fill::Uniform);
+            let y = &self.sets[0].y;
+            self.fill_own(&self.sets[0], &operands)?;
+            self.gpu.poison(y.address(), y.bytes())?;
+            self.raise(contender)?;
+            self.launch(contender, 0)?;
+            let nodes = Nodes::apart(operands.problem.world());
+            let made_by = MadeBy { flattened: false, unfused: false, nodes };
+            let (verdict, accuracy) = self.check(&operands, made_by)?;
+            accuracies[number] = accuracy;
+            if contender == Contender::Gemm && !verdict.ok() {
+                self.gemm = Err(format!("cuBLASLt's result is wrong: {verdict}"));
+                measured.gemm = None;
+            }
+        }
+        Ok(Some(accuracies))
+    }
+
+    /// Why the library has no GEMM, if it has none.
+    pub(super) fn no_gemm(&self) -> Option<String> {
+        self.gemm.as_ref().err().cloned()
+    }
+}
+
+/// The library's GEMM, or why it has none with such scales.
+fn library_gemm(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Result<Gemm, String>> {
+    let (numerics, shape) = (alone.numerics(), GemmShape::of(alone));
+    match Gemm::new(gpu.device(), shape, numerics) {
+        Err(why @ (CublasError::Call { .. } | CublasError::NoAlgorithm { .. }))
+            if numerics.scales != Scales::None =>
+        {
+            let version = cublas::version()?;
+            Ok(Err(format!(
+                "cuBLASLt {version} has no GEMM with scales by {}: {why}",
+                numerics.scales
+            )))
+        }
+        gemm => Ok(Ok(gemm?)),
     }
 }

@@ -1,11 +1,12 @@
 //! `flux-bench lab core`: the kernel as a GEMM beside cuBLASLt, on one GPU.
 //!
 //! Invariant: all contenders compute the same operands at one rank's shape, in the same rounds. A
-//! row is verified only if every output was checked as a whole.
+//! row is verified only if every output was checked: as a whole, or with scales by a sample of its
+//! elements.
 //!
 //! | time | what runs |
 //! |---|---|
-//! | T_gemm | cuBLASLt's best algorithm at the rank's local shape |
+//! | T_gemm | cuBLASLt's best algorithm at the rank's local shape, with scales of the same form |
 //! | T_core | the kernel as a world of 1, with the plan's tile and split |
 //! | T_order | rank 0's program of the world, without waits for peers |
 //! | T_flags | rank 0's program of the world, every peer's signal raised before |
@@ -19,6 +20,7 @@
 mod contender;
 mod contenders;
 mod mock_peers;
+mod operands;
 mod replay;
 mod report;
 mod sm80_gemm;
@@ -111,14 +113,21 @@ fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     let options = CallOptions { of_sample: args.calls, constant_weights: args.constant_weights };
     let mut contenders = KernelContenders::new(gpu, case, options)?;
     let exact = contenders.verify_exact()?;
-    let times = contenders.measure(args.samples)?;
-    let (always, sm80) = times.split_first_chunk().context("four contenders")?;
-    let sm80 = sm80.first().copied().zip(contenders.sm80_kernels()?);
+    let mut measured = contenders.measure(args.samples)?;
+    let sm80_kernels = contenders.sm80_kernels()?;
     let verdict = exact.merge(contenders.verify_random()?);
+    let accuracies = contenders.accuracies(&mut measured)?;
     if !verdict.ok() {
         out::note(&format!("{}: {verdict}", case.problem));
     }
-    Ok(CoreRow::new(case, contenders.plan(), *always, sm80, verdict, args.samples))
+    let mut row = CoreRow::new(case, contenders.plan(), measured, verdict, args.samples);
+    row.sm80 = measured.sm80.zip(sm80_kernels).map(|(times, kernels)| row.sm80(times, kernels));
+    row.no_gemm = contenders.no_gemm();
+    if let Some([ours, library]) = accuracies {
+        row.rms_err = ours.map(|of| of.rms_err);
+        row.gemm_rms_err = library.map(|of| of.rms_err);
+    }
+    Ok(row)
 }
 
 fn layers(args: &Args) -> anyhow::Result<Vec<Layer>> {

@@ -3,44 +3,22 @@
 //! Invariant: no two share a pad or a control block, as their epochs differ.
 
 use super::mock_peers::{self, Words};
+use super::operands::OperandBlocks;
 use crate::harness::gpu::Gpu;
 use anyhow::ensure;
 use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
-use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
-use flux_core::{DType, Numerics, Problem, Rank};
 use flux_cuda::DeviceBlock;
+use flux_kernels::Activation;
 use flux_kernels::cuda::{
-    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Matrix, Pace, ResultRows, launch,
+    DeviceProgram, Kernel, LaunchArgs, LaunchStart, Pace, ResultRows, launch,
 };
-use flux_kernels::{Activation, Operand, OperandList};
 use flux_ops::internal::launch_of;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
 const DEADLINE_NS: u64 = 10_000_000_000;
-
-/// One call's operands, dense.
-#[derive(Debug)]
-pub(super) struct OperandBlocks {
-    pub(super) x: DeviceBlock,
-    pub(super) w: DeviceBlock,
-    pub(super) y: DeviceBlock,
-}
-
-impl OperandBlocks {
-    /// Of one rank of a problem that has the whole local `x` and `y`.
-    pub(super) fn new(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Self> {
-        let Numerics { operand, output, .. } = alone.numerics();
-        let part = |shape: Shape, dtype: DType| gpu.alloc(shape.elements() * dtype.bytes());
-        Ok(Self {
-            x: part(alone.x_shape(Rank::new(0)), operand)?,
-            w: part(alone.w_shape(Rank::new(0)), operand)?,
-            y: part(alone.y_shape(Rank::new(0)), output)?,
-        })
-    }
-}
 
 /// A rank's program, ready to be launched.
 #[derive(Debug)]
@@ -140,26 +118,7 @@ impl Replay {
         constant_weights: bool,
     ) -> anyhow::Result<()> {
         let program = self.program.program();
-        let problem = &program.problem;
-        let Numerics { operand, output, .. } = problem.numerics();
-        let matrix = |block: &DeviceBlock, shape: Shape, dtype: DType| {
-            let row_bytes = u64::from(shape.cols) * dtype.bytes() as u64;
-            ensure!(
-                block.bytes() as u64 >= u64::from(shape.rows) * row_bytes,
-                "{} bytes do not hold {shape:?}",
-                block.bytes()
-            );
-            Ok(Matrix { address: block.address(), row_bytes })
-        };
-        let shapes = [
-            (Operand::X, &set.x, problem.x_shape(program.rank), operand),
-            (Operand::W, &set.w, problem.w_shape(program.rank), operand),
-            (Operand::Y, &set.y, problem.y_shape(program.rank), output),
-        ];
-        let mut operands = OperandList::new();
-        for (operand, block, shape, dtype) in shapes {
-            operands.set(operand, 0, matrix(block, shape, dtype)?);
-        }
+        let operands = set.of_kernel(&program.problem, program.rank)?;
         let args = LaunchArgs {
             gates: None,
             activation: Activation::None,

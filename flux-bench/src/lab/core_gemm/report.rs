@@ -2,6 +2,7 @@
 //!
 //! Invariant: [`CoreRow::new`] derives every row from times of the same rounds.
 
+use super::contenders::Measured;
 use crate::harness::{PlannedLayer, Times, Verdict};
 use crate::report::{Head, Origin, aligned, ms};
 use flux_core::metrics;
@@ -30,8 +31,12 @@ pub struct CoreRow {
     pub head: Head,
     /// Plan of the world, kernel and CTAs.
     pub plan: String,
-    /// The fastest of the algorithms that cuBLASLt proposes first.
-    pub t_gemm_ms: Times,
+    /// The fastest of the algorithms that cuBLASLt proposes first, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub t_gemm_ms: Option<Times>,
+    /// Why it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_gemm: Option<String>,
     /// The kernel as a world of 1.
     pub t_core_ms: Times,
     /// Rank 0's program without waits for peers.
@@ -39,7 +44,8 @@ pub struct CoreRow {
     /// Rank 0's program, every signal of a peer raised before.
     pub t_flags_ms: Times,
     /// `T_gemm / T_core`, of the medians: 1 is as fast as cuBLASLt, more is faster.
-    pub core: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<f64>,
     /// `T_flags / T_core - 1`, of the medians: what the world's program costs.
     pub flags: f64,
     /// `T_flags / T_order - 1`, of the medians: what looking at raised signals costs.
@@ -48,6 +54,13 @@ pub struct CoreRow {
     pub tflops: f64,
     /// Largest deviation from the fp64 reference, over its largest element.
     pub max_rel_err: f64,
+    /// Of operands with scales: the root mean square of the deviations of a sample of the kernel's
+    /// elements, over that of the reference.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rms_err: Option<f64>,
+    /// The same of cuBLASLt's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gemm_rms_err: Option<f64>,
     /// Whether all outputs of the kernel's three contenders were within the bound, and exact for
     /// integers.
     pub verified: bool,
@@ -68,40 +81,42 @@ pub struct Sm80Gemm {
 }
 
 impl CoreRow {
-    /// The row of a case, from times in the order of [`Contender::all`](super::Contender::all), the
-    /// last with its kernels.
+    /// The row of a case, from its times.
     pub(super) fn new(
         case: &PlannedLayer,
         plan: String,
-        times: [Times; 4],
-        sm80: Option<(Times, Vec<String>)>,
+        measured: Measured,
         verdict: Verdict,
         samples: u32,
     ) -> Self {
-        let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
-        let sm80 = sm80.map(|(t_gemm_ms, kernels)| Sm80Gemm {
-            t_gemm_ms,
-            core: t_gemm_ms.median / t_core_ms.median,
-            kernels,
-        });
+        let t_gemm_ms = measured.gemm;
+        let [t_core_ms, t_order_ms, t_flags_ms] = measured.ours;
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
             head: Head::new(&case.name, problem),
             plan,
             t_gemm_ms,
+            no_gemm: None,
             t_core_ms,
             t_order_ms,
             t_flags_ms,
-            core: t_gemm_ms.median / t_core_ms.median,
+            core: t_gemm_ms.map(|gemm| gemm.median / t_core_ms.median),
             flags: t_flags_ms.median / t_core_ms.median - 1.0,
             waits: t_flags_ms.median / t_order_ms.median - 1.0,
             tflops: metrics::tflops(problem.flop_per_rank(), core),
             max_rel_err: verdict.max_rel_err(),
+            rms_err: None,
+            gemm_rms_err: None,
             verified: verdict.ok(),
             samples,
-            sm80,
+            sm80: None,
         }
+    }
+
+    /// Of what cuBLASLt's kernels of sm_80 took.
+    pub(super) fn sm80(&self, t_gemm_ms: Times, kernels: Vec<String>) -> Sm80Gemm {
+        Sm80Gemm { t_gemm_ms, core: t_gemm_ms.median / self.t_core_ms.median, kernels }
     }
 }
 
@@ -128,6 +143,8 @@ const HEAD: [&str; 14] = [
     "TFLOP/s",
     "verified",
 ];
+/// Columns of operands with scales.
+const SCALED_HEAD: [&str; 2] = ["rms err", "cuBLASLt's"];
 /// Columns of [`Sm80Gemm`].
 const SM80_HEAD: [&str; 3] = ["T_sm80 ms", "sm80 %", "its kernels"];
 
@@ -137,17 +154,19 @@ pub(super) fn table(report: &CoreReport) -> String {
     let (tp, samples) = first.map_or((0, 0), |r| (r.head.tp, r.samples));
     let dtype = first.map_or("", |r| &r.head.dtype);
     let sm80 = report.rows.iter().any(|r| r.sm80.is_some());
+    let scaled = report.rows.iter().any(|r| r.rms_err.is_some());
     let mut lines = vec![
         HEAD.iter()
+            .chain(SCALED_HEAD.iter().filter(|_| scaled))
             .chain(SM80_HEAD.iter().filter(|_| sm80))
             .map(|&word| word.to_owned())
             .collect::<Vec<_>>(),
     ];
     for r in &report.rows {
         let figures = [
-            ms(r.t_gemm_ms.median),
+            r.t_gemm_ms.map_or_else(|| "-".to_owned(), |gemm| ms(gemm.median)),
             ms(r.t_core_ms.median),
-            format!("{:.1}", r.core * 100.0),
+            r.core.map_or_else(|| "-".to_owned(), |core| format!("{:.1}", core * 100.0)),
             ms(r.t_order_ms.median),
             ms(r.t_flags_ms.median),
             format!("{:+.2}", r.flags * 100.0),
@@ -158,13 +177,26 @@ pub(super) fn table(report: &CoreReport) -> String {
         let of_sm80 = r.sm80.iter().flat_map(|g| {
             [ms(g.t_gemm_ms.median), format!("{:.1}", g.core * 100.0), g.kernels.join(" + ")]
         });
-        lines.push(r.head.cells().into_iter().chain(figures).chain(of_sm80).collect());
+        let of_scaled = [r.rms_err, r.gemm_rms_err]
+            .map(|err| err.map_or_else(|| "-".to_owned(), |err| format!("{err:.2e}")));
+        let of_scaled = of_scaled.into_iter().filter(|_| scaled);
+        let cells = r.head.cells().into_iter().chain(figures).chain(of_scaled);
+        lines.push(cells.chain(of_sm80).collect());
     }
-    let explained = if sm80 {
-        "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / T_core\n"
-    } else {
-        ""
-    };
+    let mut explained = String::new();
+    if sm80 {
+        explained += "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / \
+                      T_core\n";
+    }
+    if scaled {
+        explained += "rms err: of a sample against fp64, the kernel's and cuBLASLt's\n";
+    }
+    let mut reasons: Vec<&str> = report.rows.iter().filter_map(|r| r.no_gemm.as_deref()).collect();
+    reasons.dedup();
+    for why in reasons {
+        explained += why;
+        explained.push('\n');
+    }
     format!(
         "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds; core % = T_gemm / \
          T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\

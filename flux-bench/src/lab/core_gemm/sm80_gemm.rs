@@ -1,16 +1,16 @@
 //! cuBLASLt's algorithms whose kernels are of sm_80: what the portable kernel is judged by on a
 //! later GPU, where the library's best kernels use instructions that it does not have.
 
-use super::replay::OperandBlocks;
+use super::operands::OperandBlocks;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::kernel_names::{is_of_sm80, of_captured};
 use crate::harness::gpu::kernels;
-use flux_core::Problem;
 use flux_core::tile::Generation;
+use flux_core::{Problem, Scales};
 
 /// The GEMM with these algorithms as candidates. None where the kernel has instructions of its own,
-/// where all algorithms are of sm_80, and where the library has no such algorithm.
+/// where all algorithms are of sm_80, and where the library has no such algorithm: of 8-bit operands.
 pub(super) fn sm80_gemm(
     gpu: &Gpu,
     alone: &Problem,
@@ -19,10 +19,11 @@ pub(super) fn sm80_gemm(
     let device = gpu.device();
     if kernels::of_device(device)?.generation != Generation::Portable
         || device.info().compute.major < 9
+        || alone.numerics().scales != Scales::None
     {
         return Ok(None);
     }
-    let mut gemm = Gemm::new(device, GemmShape::of(alone), alone.numerics().operand)?;
+    let mut gemm = Gemm::new(device, GemmShape::of(alone), alone.numerics())?;
     gemm.take_all()?;
     let mut kept = Vec::with_capacity(gemm.candidates());
     for candidate in 0..gemm.candidates() {
@@ -53,5 +54,5 @@ fn launch(gpu: &Gpu, gemm: &Gemm, set: &OperandBlocks, stream: usize) -> Result<
     gpu.device().bind()?;
     // SAFETY: the set holds operands of the GEMM's shape. A stream that is captured runs nothing,
     // and the GEMM uses no other at the same time.
-    unsafe { gemm.launch(set.x.address(), set.w.address(), set.y.address(), stream) }
+    unsafe { gemm.launch(set.of_library(), stream) }
 }

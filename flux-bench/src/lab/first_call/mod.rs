@@ -72,13 +72,14 @@ fn ratio(word: &str) -> Result<f64, String> {
 /// no first call was too slow.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("first-call")?;
+    let dtype = args.layers.types.of_one_type("lab first-call")?;
     let on_gpus = machine::uses_gpus(args.transport)?;
     let tp = args.tp.unwrap_or_else(|| if on_gpus { machine::gpu_count() } else { 8 });
     let cases = args.layers.layers(shapes::world(tp)?, on_gpus, &[512, 2048, 8192])?;
     if let Some(path) = &args.here {
         let [case] = &cases[..] else { bail!("--here times one shape, not {}", cases.len()) };
         atomic_file::check(path)?;
-        let first_call = with_element!(args.layers.dtype, T, timing::first_call::<T>);
+        let first_call = with_element!(dtype, T, timing::first_call::<T>);
         write_row(&first_call(&case.name, &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }

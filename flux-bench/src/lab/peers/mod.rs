@@ -112,7 +112,7 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let cases = of_one.map(case).collect();
     Ok(ScriptJob {
         tp,
-        dtype: args.layers.dtype.name(),
+        dtype: args.layers.types.of_one_type("lab peers")?.name(),
         samples: args.samples,
         norm: args.norm,
         cases,

@@ -83,7 +83,7 @@ fn the_job_names_every_shape_once() {
     );
     let asked = |dtype| {
         let mut args = args();
-        args.layers.dtype = dtype;
+        args.layers.types.dtype = dtype;
         args
     };
     let of = |dtype| {

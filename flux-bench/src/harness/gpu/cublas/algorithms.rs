@@ -66,7 +66,7 @@ impl Capabilities {
 impl Gemm {
     /// Every algorithm in every configuration that the library accepts, without split-K.
     pub(super) fn configurations(&self) -> Result<Vec<Candidate>, CublasError> {
-        let (lt, Types { element, compute, scale }) = (self.library, self.types);
+        let (lt, Types { operand, output, compute, scale }) = (self.library, self.types);
         let mut ids: [c_int; MOST_IDS as usize] = [0; MOST_IDS as usize];
         let mut found: c_int = 0;
         // SAFETY: the handle exists; there is room for `MOST_IDS` results.
@@ -75,10 +75,10 @@ impl Gemm {
                 self.handle,
                 compute,
                 scale,
-                element,
-                element,
-                element,
-                element,
+                operand,
+                operand,
+                output,
+                output,
                 MOST_IDS,
                 ids.as_mut_ptr(),
                 &raw mut found,
@@ -93,10 +93,10 @@ impl Gemm {
                     self.handle,
                     compute,
                     scale,
-                    element,
-                    element,
-                    element,
-                    element,
+                    operand,
+                    operand,
+                    output,
+                    output,
                     id,
                     &raw mut algo,
                 )

@@ -2,9 +2,12 @@
 //!
 //! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, row-major and dense, with fp32
 //! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
+//!
+//! Operands of 8 bits have the scales of their numerics: one of each, of each row, or of 1 x 128 of
+//! `x` with 128 x 128 of `w`. Sums leave the tensor cores unless the numerics say otherwise.
 
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
-use flux_core::{DType, Problem};
+use flux_core::{DType, Numerics, Problem, Scales};
 use flux_cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -13,8 +16,21 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 const WORKSPACE: usize = 64 << 20;
 /// `CUBLAS_OP_T` of `cublasOperation_t`.
 const OP_T: c_int = 1;
-/// `CUBLASLT_MATMUL_DESC_TRANSA` of `cublasLtMatmulDescAttributes_t`.
-const DESC_TRANSA: c_int = 3;
+/// `cublasLtMatmulDescAttributes_t`; A is `w`, and B is `x`.
+mod desc {
+    pub(super) const TRANSA: i32 = 3;
+    pub(super) const A_SCALE_POINTER: i32 = 17;
+    pub(super) const B_SCALE_POINTER: i32 = 18;
+    pub(super) const FAST_ACCUM: i32 = 25;
+    pub(super) const A_SCALE_MODE: i32 = 31;
+    pub(super) const B_SCALE_MODE: i32 = 32;
+}
+/// `cublasLtMatmulMatrixScale_t`, which libraries since 12.9 have beside a scale of a tensor.
+mod scale_mode {
+    pub(super) const OUTER_VEC_32F: i32 = 3;
+    pub(super) const VEC128_32F: i32 = 4;
+    pub(super) const BLK128X128_32F: i32 = 5;
+}
 /// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES` of `cublasLtMatmulPreferenceAttributes_t`.
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 /// Algorithms that the heuristic is asked for.
@@ -30,8 +46,10 @@ fn is_usable(candidate: &Candidate) -> bool {
 /// Types of a GEMM, as the library numbers them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Types {
-    /// Of `cudaDataType`: operands and result.
-    pub(super) element: c_int,
+    /// Of `cudaDataType`: operands.
+    pub(super) operand: c_int,
+    /// Of `cudaDataType`: the result.
+    pub(super) output: c_int,
     /// Of `cublasComputeType_t`.
     pub(super) compute: c_int,
     /// Of `cudaDataType`: alpha and beta.
@@ -39,13 +57,18 @@ pub(super) struct Types {
 }
 
 impl Types {
-    /// With fp32 accumulation: `CUDA_R_16BF` or `CUDA_R_16F`, `CUBLAS_COMPUTE_32F`, `CUDA_R_32F`.
-    pub(super) const fn of(dtype: DType) -> Self {
-        let element = match dtype {
-            DType::Bf16 => 14,
-            DType::F16 => 2,
-        };
-        Self { element, compute: 68, scale: 0 }
+    /// With fp32 accumulation: `CUBLAS_COMPUTE_32F`, `CUDA_R_32F`.
+    pub(super) const fn of(numerics: Numerics) -> Self {
+        // `CUDA_R_16BF`, `CUDA_R_16F`, `CUDA_R_8F_E4M3`.
+        const fn data(dtype: DType) -> c_int {
+            match dtype {
+                DType::Bf16 => 14,
+                DType::F16 => 2,
+                DType::E4m3 => 28,
+            }
+        }
+        let (operand, output) = (data(numerics.operand), data(numerics.output));
+        Self { operand, output, compute: 68, scale: 0 }
     }
 }
 
@@ -63,6 +86,17 @@ impl GemmShape {
     pub(crate) const fn of(alone: &Problem) -> Self {
         Self { m: alone.m(), n: alone.n(), k: alone.k() }
     }
+}
+
+/// Device addresses of a GEMM's operands.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "operands of the GEMM, as everywhere")]
+pub struct GemmOperands {
+    pub x: u64,
+    pub w: u64,
+    pub y: u64,
+    /// Of `x` and of `w`, as cuBLASLt lays them out, where operands have some.
+    pub scales: Option<[u64; 2]>,
 }
 
 /// A GEMM of one shape on one device.
@@ -86,7 +120,11 @@ impl Gemm {
     ///
     /// # Errors
     /// No cuBLASLt, no algorithm for the shape, or a refusal.
-    pub fn new(device: &CudaDevice, shape: GemmShape, dtype: DType) -> Result<Self, CublasError> {
+    pub fn new(
+        device: &CudaDevice,
+        shape: GemmShape,
+        numerics: Numerics,
+    ) -> Result<Self, CublasError> {
         let library = library()?;
         let _current = device.enter()?;
         let workspace = DeviceBlock::new(device, WORKSPACE)?;
@@ -97,18 +135,18 @@ impl Gemm {
             w_layout: 0,
             x_layout: 0,
             y_layout: 0,
-            types: Types::of(dtype),
+            types: Types::of(numerics),
             workspace,
             candidates: Vec::new(),
             chosen: [0; 8],
         };
-        gemm.describe(shape)?;
+        gemm.describe(shape, numerics)?;
         gemm.candidates = gemm.ask(CANDIDATES)?;
         gemm.choose_first(shape)?;
         Ok(gemm)
     }
 
-    fn describe(&mut self, shape: GemmShape) -> Result<(), CublasError> {
+    fn describe(&mut self, shape: GemmShape, numerics: Numerics) -> Result<(), CublasError> {
         let (lt, Types { compute, scale, .. }) = (self.library, self.types);
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
@@ -116,27 +154,63 @@ impl Gemm {
         check("cublasLtMatmulDescCreate", unsafe {
             (lt.desc_create)(&raw mut self.desc, compute, scale)
         })?;
-        let transpose = OP_T;
-        // SAFETY: the attribute is an int, and the descriptor exists.
-        check("cublasLtMatmulDescSetAttribute", unsafe {
-            (lt.desc_set)(
-                self.desc,
-                DESC_TRANSA,
-                (&raw const transpose).cast::<c_void>(),
-                size_of::<c_int>(),
-            )
-        })?;
+        // SAFETY: the attribute is an int.
+        unsafe { self.set(desc::TRANSA, OP_T) }?;
+        if numerics.scales != Scales::None {
+            // SAFETY: the attribute is an `i8`.
+            unsafe { self.set(desc::FAST_ACCUM, i8::from(numerics.fast_accumulation)) }?;
+            // The heuristic asks for addresses, and reads nothing there.
+            self.point_at_scales([self.workspace.address(); 2])?;
+        }
+        let modes = match numerics.scales {
+            // The default, which libraries before 12.8 have alone.
+            Scales::None | Scales::Tensor => None,
+            Scales::Row => Some([scale_mode::OUTER_VEC_32F; 2]),
+            Scales::Block => Some([scale_mode::VEC128_32F, scale_mode::BLK128X128_32F]),
+        };
+        if let Some([x, w]) = modes {
+            for (attribute, mode) in [(desc::A_SCALE_MODE, w), (desc::B_SCALE_MODE, x)] {
+                // SAFETY: the attributes are ints.
+                unsafe { self.set(attribute, mode) }?;
+            }
+        }
         self.lay_out(shape)
+    }
+
+    fn point_at_scales(&self, [x, w]: [u64; 2]) -> Result<(), CublasError> {
+        for (attribute, address) in [(desc::A_SCALE_POINTER, w), (desc::B_SCALE_POINTER, x)] {
+            // SAFETY: the attributes are addresses.
+            unsafe { self.set(attribute, address) }?;
+        }
+        Ok(())
+    }
+
+    /// Sets an attribute of the descriptor, which exists.
+    ///
+    /// # Safety
+    /// The attribute is of this type.
+    unsafe fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CublasError> {
+        // SAFETY: the caller's promise; the library copies the value.
+        check("cublasLtMatmulDescSetAttribute", unsafe {
+            (self.library.desc_set)(
+                self.desc,
+                attribute,
+                (&raw const value).cast::<c_void>(),
+                size_of::<T>(),
+            )
+        })
     }
 
     /// Describes the operands, in place of others where there are some.
     fn lay_out(&mut self, GemmShape { m, n, k }: GemmShape) -> Result<(), CublasError> {
         self.forget_layouts();
-        let (lt, element) = (self.library, self.types.element);
+        let (lt, Types { operand, output, .. }) = (self.library, self.types);
         let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
-        for (layout, rows, cols) in
-            [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)]
-        {
+        for (layout, element, rows, cols) in [
+            (&mut self.w_layout, operand, k, n),
+            (&mut self.x_layout, operand, k, m),
+            (&mut self.y_layout, output, n, m),
+        ] {
             // SAFETY: a place for the result.
             check("cublasLtMatrixLayoutCreate", unsafe {
                 (lt.layout_create)(layout, element, rows, cols, rows.cast_signed())
@@ -248,10 +322,14 @@ impl Gemm {
     /// Launches the GEMM on `stream` and returns.
     ///
     /// # Safety
-    /// `x`, `w` and `y` are device addresses of dense operands of the GEMM's shape until the stream
-    /// is past the call. `stream` is a `CUstream` of the device, and the only one that uses this
-    /// GEMM at a time.
-    pub unsafe fn launch(&self, x: u64, w: u64, y: u64, stream: usize) -> Result<(), CublasError> {
+    /// The operands are dense, of the GEMM's shape, until the stream is past the call, and have
+    /// scales if its numerics do. `stream` is a `CUstream` of the device, and the only one that uses
+    /// this GEMM at a time.
+    pub unsafe fn launch(&self, operands: GemmOperands, stream: usize) -> Result<(), CublasError> {
+        let GemmOperands { x, w, y, scales } = operands;
+        if let Some(scales) = scales {
+            self.point_at_scales(scales)?;
+        }
         let (alpha, beta) = (1.0_f32, 0.0_f32);
         let source = |address: u64| with_exposed_provenance::<c_void>(address as usize);
         let target = |address: u64| with_exposed_provenance_mut::<c_void>(address as usize);

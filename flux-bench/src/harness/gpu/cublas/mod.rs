@@ -4,7 +4,7 @@ mod algorithms;
 mod gemm;
 mod library;
 
-pub use gemm::{Gemm, GemmShape};
+pub use gemm::{Gemm, GemmOperands, GemmShape};
 pub(crate) use library::CublasError;
 
 use std::path::PathBuf;
