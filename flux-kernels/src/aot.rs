@@ -51,10 +51,12 @@ pub fn compile_ahead(
     variants: &[Variant],
     folder: &Path,
 ) -> Result<Vec<Report>, AheadError> {
-    // Links are measured by Hopper's bulk copies.
-    let links = (arch == Arch::Sm90a).then(Source::links);
+    // Links are measured by Hopper's bulk copies. Hopper's kernel alone takes 8-bit operands.
+    let of_hopper = [Source::links, Source::quantize].map(|source| source());
+    let of_hopper = of_hopper.into_iter().filter(|_| arch == Arch::Sm90a);
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
-    let sources: Vec<_> = variants.iter().map(Variant::source).chain(others).chain(links).collect();
+    let sources: Vec<_> =
+        variants.iter().map(Variant::source).chain(others).chain(of_hopper).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     on_threads(&sources, threads, 0, |source| {
         Cubins::compile_ahead(&KernelSource::ours(source, arch), folder).map(|(_, report)| report)

@@ -22,6 +22,7 @@ headers![
     "program.cuh",
     "ptx/async_copy.cuh",
     "ptx/bulk.cuh",
+    "ptx/e4m3.cuh",
     "ptx/element.cuh",
     "ptx/grid.cuh",
     "ptx/mbarrier.cuh",
@@ -43,6 +44,7 @@ headers![
     "common/wait.cuh",
     "common/walk.cuh",
     "common/weights.cuh",
+    "norm/quantize.cuh",
     "norm/rms_norm.cuh",
     "sm80/config.cuh",
     "sm80/consumer.cuh",
@@ -77,6 +79,14 @@ impl Source {
         Self {
             name: "flux_rms_norm".to_owned(),
             text: include_str!("../cuda/norm/rms_norm.cu").to_owned(),
+        }
+    }
+
+    /// Rows as E4M3 with scales, for devices that convert to it.
+    pub fn quantize() -> Self {
+        Self {
+            name: "flux_quantize".to_owned(),
+            text: include_str!("../cuda/norm/quantize.cu").to_owned(),
         }
     }
 

@@ -7,7 +7,9 @@ use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
-use flux_core::{DType, Numerics, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::{
+    DType, Numerics, OpKind, Problem, ProblemError, Rank, Scales, TileShape, WorldSize,
+};
 use flux_cuda::CudaError;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
@@ -425,6 +427,46 @@ pub enum CallError {
         /// Bytes of a row with its scales.
         needed: u64,
     },
+    /// Rows cannot be quantised with such scales.
+    #[error(
+        "rows of k = {k} elements cannot be quantised with {scales} scales: use tensor, row or \
+         block scales, and a k that is a multiple of {multiple}"
+    )]
+    QuantizedColumns {
+        /// Elements of a row.
+        k: usize,
+        /// The form of the scales.
+        scales: Scales,
+        /// Divisor of `k`.
+        multiple: usize,
+    },
+    /// An operand of a [`Quantizer`](crate::Quantizer) has another shape, or should not be there.
+    #[error(
+        "{operand} is {}, but quantising these rows with {scales} scales takes {}",
+        shape_of(*found), shape_of(*expected)
+    )]
+    Quantized {
+        /// `gain`, `scale` or `out`.
+        operand: &'static str,
+        /// The form of the scales.
+        scales: Scales,
+        /// What it takes.
+        expected: Option<Layout>,
+        /// What was given.
+        found: Option<Layout>,
+    },
+    /// The norm's addend is no number that a mean of squares can have.
+    #[error("eps = {value} of a norm: give a finite number, 0 or above")]
+    Epsilon {
+        /// The value given.
+        value: f32,
+    },
+    /// A call on a device has no stream.
+    #[error("the call is on the host's stream, and works on {location}: give one of its streams")]
+    NoStream {
+        /// Where the operands are.
+        location: Location,
+    },
     /// The op does not gather rows, which the call asks for.
     #[error("{op} gathers no rows, and an x_full was given: leave it out, or use ag_gemm")]
     NotGathered {
@@ -507,6 +549,10 @@ pub enum CallError {
 }
 
 flux_core::debug_is_text!(BuildError, CallError);
+
+fn shape_of(layout: Option<Layout>) -> String {
+    layout.map_or("not given".to_owned(), |of| format!("[{}, {}]", of.rows, of.cols))
+}
 
 /// What an operand of another shape should have.
 fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> String {

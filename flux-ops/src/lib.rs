@@ -77,6 +77,7 @@ mod execute;
 mod op;
 mod operands;
 mod planning;
+mod quantize;
 mod spec;
 mod table_file;
 mod tensor;
@@ -106,6 +107,7 @@ pub use op::{
 };
 pub use operands::Operands;
 pub use planning::{explain_plan_table, ranked_plans};
+pub use quantize::{QuantizeCall, QuantizeOperands, Quantizer};
 pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, OpSpec};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

@@ -2,8 +2,8 @@
 
 use super::{
     BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT, Params,
-    PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, UnfusedEpilogueParams, VerifyParams,
-    Weight, WorkerStamps, declare_words,
+    PingPong, QuantizeParams, RAW_END, RawReport, RmsNormParams, SENT_BYTES, UnfusedEpilogueParams,
+    VerifyParams, Weight, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
@@ -94,6 +94,7 @@ fn write() -> String {
         Weight::MIRROR,
         Params::MIRROR,
         RmsNormParams::MIRROR,
+        QuantizeParams::MIRROR,
         UnfusedEpilogueParams::MIRROR,
         GatheredRowsParams::MIRROR,
         FillParams::MIRROR,

@@ -17,7 +17,7 @@ pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;
 pub use links::{BulkCopy, Exchange, PingPong};
 pub(crate) use params::{MAPS_OF_WEIGHT, Params, Weight};
-pub(crate) use rms_norm::{RmsNormParams, UnfusedEpilogueParams};
+pub(crate) use rms_norm::{QuantizeParams, RmsNormParams, UnfusedEpilogueParams};
 pub use stamps::{ItemStamps, Stamps, WorkerStamps};
 
 use std::fmt::Write as _;

@@ -22,6 +22,34 @@ mirrored! {
 }
 
 mirrored! {
+    /// Rows of 16-bit elements, and where they go as E4M3 with their scales behind them.
+    #[derive(Clone, Copy)]
+    pub(crate) struct QuantizeParams {
+        pub(crate) x: u64,
+        /// Bytes between its rows.
+        pub(crate) x_row_bytes: u64,
+        /// One element for each column, of a norm; 0 for none.
+        pub(crate) gain: u64,
+        /// One number for all rows; read without a group.
+        pub(crate) scale: u64,
+        pub(crate) out: u64,
+        /// Bytes between its rows.
+        pub(crate) out_row_bytes: u64,
+        /// Whole vectors.
+        pub(crate) cols: u32,
+        /// Elements that share a scale of their own: a row, or 128; 0 for the given one.
+        pub(crate) group: u32,
+        /// Added to the mean of squares.
+        pub(crate) eps: f32 = "float eps",
+        /// The largest number of the type.
+        pub(crate) most: f32 = "float most",
+        /// Least scale.
+        pub(crate) least_scale: f32 = "float least_scale",
+        pub(crate) unused: u32,
+    }
+}
+
+mirrored! {
     /// The epilogue of an unfused layer, whose rows of `y` are also normalised where there is a
     /// gain.
     #[derive(Clone, Copy)]

@@ -7,6 +7,7 @@
 use super::error::LaunchError;
 use super::gathered_rows::GatheredRows;
 use super::kernel::Kernel;
+use super::quantize::Quantize;
 use super::rms_norm::RmsNorm;
 use crate::variant::Variant;
 use flux_cuda::current::Context;
@@ -24,6 +25,7 @@ type Registry<K> = Mutex<Vec<Loaded<K>>>;
 
 static VARIANTS: Registry<Kernel> = Mutex::new(Vec::new());
 static GATHERED_ROWS: Registry<GatheredRows> = Mutex::new(Vec::new());
+static QUANTIZE: Registry<Quantize> = Mutex::new(Vec::new());
 static RMS_NORM: Registry<RmsNorm> = Mutex::new(Vec::new());
 
 /// The kernel of a variant in the current context: loaded there already, or now from the cubin that
@@ -60,6 +62,16 @@ pub fn loaded_rms_norm<E: From<LaunchError>>(
     cubin: impl FnOnce() -> Result<Vec<u8>, E>,
 ) -> Result<Arc<RmsNorm>, E> {
     find_or_load(&RMS_NORM, |_| true, || Ok(RmsNorm::load(&cubin()?)?))
+}
+
+/// As [`loaded`], the quantising kernel.
+///
+/// # Errors
+/// What `cubin` returns; [`LaunchError`] as [`Quantize::load`].
+pub fn loaded_quantize<E: From<LaunchError>>(
+    cubin: impl FnOnce() -> Result<Vec<u8>, E>,
+) -> Result<Arc<Quantize>, E> {
+    find_or_load(&QUANTIZE, |_| true, || Ok(Quantize::load(&cubin()?)?))
 }
 
 /// As [`loaded`], the kernel that copies gathered rows.

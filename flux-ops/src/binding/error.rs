@@ -182,6 +182,10 @@ impl From<CallError> for Error {
             | CallError::Weights { .. }
             | CallError::Stray { .. }
             | CallError::ScalesApart { .. }
+            | CallError::QuantizedColumns { .. }
+            | CallError::Quantized { .. }
+            | CallError::Epsilon { .. }
+            | CallError::NoStream { .. }
             | CallError::NotGiven { .. }
             | CallError::Unwanted { .. }
             | CallError::NotGathered { .. }

@@ -480,6 +480,6 @@ impl<'a> Launch<'a> {
     }
 }
 
-fn matrix(view: &View) -> Matrix {
+pub(crate) fn matrix(view: &View) -> Matrix {
     Matrix { address: view.address, row_bytes: view.row_bytes() }
 }

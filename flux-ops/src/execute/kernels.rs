@@ -6,7 +6,8 @@
 use super::plan::share_of_cores;
 use crate::error::BuildError;
 use flux_kernels::cuda::{
-    GatheredRows, Kernel, RmsNorm, is_loaded, loaded, loaded_gathered_rows, loaded_rms_norm,
+    GatheredRows, Kernel, Quantize, RmsNorm, is_loaded, loaded, loaded_gathered_rows,
+    loaded_quantize, loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Origin, Source, Variant, cubin, cubins};
@@ -48,6 +49,11 @@ pub(super) fn variants(
 /// The kernel that copies gathered rows.
 pub(super) fn gathered_rows(arch: Arch) -> Result<Arc<GatheredRows>, BuildError> {
     loaded_gathered_rows(|| Ok(cubin(&Source::gathered_rows(), arch)?.image))
+}
+
+/// The quantising kernel.
+pub(crate) fn quantize(arch: Arch) -> Result<Arc<Quantize>, BuildError> {
+    loaded_quantize(|| Ok(cubin(&Source::quantize(), arch)?.image))
 }
 
 /// The norm's kernel.

@@ -1,0 +1,276 @@
+//! Rows of 16-bit elements as 8-bit operands with scales.
+//!
+//! Invariant: the bits are those of the CUDA kernel. Squares are added in the order of its threads;
+//! divisions and roots round to nearest on both.
+
+use super::operands::{Rows, RowsMut};
+use crate::element::Element;
+use bytemuck::Zeroable;
+use float8::F8E4M3;
+use flux_core::Scales;
+use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
+
+/// The largest number of E4M3.
+pub const E4M3_MOST: f32 = 448.0;
+/// Least scale that is found: the least normal number, whose reciprocal is finite.
+pub const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
+
+/// Most threads of the kernel's CTA, and those of a warp.
+const THREADS: usize = 512;
+const WARP: usize = 32;
+/// Elements of a thread's vector.
+const VECTOR: usize = 8;
+
+/// An RMSNorm of rows before they are quantised: a gain for each column, and what is added to the
+/// mean of squares.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a, T> {
+    /// One element for each column.
+    pub gain: &'a [T],
+    /// Added to the mean of squares.
+    pub eps: f32,
+}
+
+/// Writes rows of `cols` elements as E4M3, and behind each row its scales in whole vectors.
+///
+/// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and
+/// [`LEAST_SCALE`] at least. A code is the element times the scale's reciprocal, rounded to nearest
+/// even, 448 at most. A NaN stays one. An infinity makes its scale infinite, and all that share it
+/// NaN. With `given`, the scale of a tensor, nothing is written behind rows, and infinities become
+/// NaN. All is computed in fp32, from the rows as a norm leaves them, unrounded.
+///
+/// # Panics
+/// If a row or `gain` has less elements, or there is no `given` for the scale of a tensor.
+pub fn quantize<T: Element>(
+    x: Rows<'_, T>,
+    (rows, cols): (usize, usize),
+    norm: Option<Norm<'_, T>>,
+    (scales, given): (Scales, Option<f32>),
+    out: RowsMut<'_, F8E4M3>,
+) {
+    let RowsMut { elements: out, stride } = out;
+    let group = match scales {
+        Scales::Block => SCALE_BLOCK as usize,
+        Scales::None | Scales::Tensor | Scales::Row => cols,
+    };
+    let of_row = cols.div_ceil(group).next_multiple_of(VECTOR_BYTES as usize / size_of::<f32>());
+    let (mut wide, mut gains) = (vec![0.0_f32; cols], vec![0.0_f32; cols]);
+    if let Some(norm) = norm {
+        T::widen(&norm.gain[..cols], &mut gains);
+    }
+    for row in 0..rows {
+        T::widen(x.row(row, cols), &mut wide);
+        if let Some(norm) = norm {
+            normalise(&mut wide, &gains, norm.eps);
+        }
+        let (codes, behind) = out[row * stride..].split_at_mut(cols);
+        if scales == Scales::Tensor {
+            let given = given.expect("the scale of a tensor is given");
+            encode(&wide, given, codes);
+            continue;
+        }
+        let behind = &mut behind[..of_row * size_of::<f32>()];
+        behind.fill(F8E4M3::zeroed());
+        let groups = wide.chunks(group).zip(codes.chunks_mut(group));
+        for ((wide, codes), place) in groups.zip(behind.chunks_exact_mut(size_of::<f32>())) {
+            let most = wide.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
+            let scale = (most / E4M3_MOST).max(LEAST_SCALE);
+            encode(wide, scale, codes);
+            place.copy_from_slice(&scale.to_le_bytes().map(F8E4M3::from_bits));
+        }
+    }
+}
+
+fn encode(wide: &[f32], scale: f32, codes: &mut [F8E4M3]) {
+    let reciprocal = scale.max(LEAST_SCALE).recip();
+    for (code, v) in codes.iter_mut().zip(wide) {
+        *code =
+            if v.is_finite() { F8E4M3::from_f32(v * reciprocal) } else { F8E4M3::from_bits(0x7f) };
+    }
+}
+
+/// `v / sqrt(mean(v^2) + eps) * gain`, with the sums of the kernel's threads and warps.
+fn normalise(v: &mut [f32], gains: &[f32], eps: f32) {
+    let threads = (v.len() / VECTOR).next_multiple_of(WARP).clamp(WARP, THREADS);
+    let mut sums = [0.0_f32; THREADS];
+    for (vector, elements) in v.chunks(VECTOR).enumerate() {
+        let sum = &mut sums[vector % threads];
+        *sum = elements.iter().fold(*sum, |sum, v| v.mul_add(*v, sum));
+    }
+    let mut warps = [0.0_f32; WARP];
+    for (sum, lanes) in warps.iter_mut().zip(sums[..threads].chunks_exact_mut(WARP)) {
+        *sum = sum_of_lanes(lanes);
+    }
+    let scale = (sum_of_lanes(&mut warps) / v.len() as f32 + eps).sqrt().recip();
+    for (v, gain) in v.iter_mut().zip(gains) {
+        *v = *v * scale * gain;
+    }
+}
+
+/// As lanes that exchange their sums over half the distance each time.
+fn sum_of_lanes(lanes: &mut [f32]) -> f32 {
+    let mut half = lanes.len() / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] += lanes[lane + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+
+    /// Quantised dense rows: codes, and the scale of each element.
+    fn quantized<T: Element>(
+        x: &[T],
+        cols: usize,
+        scales: Scales,
+        given: Option<f32>,
+    ) -> (Vec<F8E4M3>, Vec<f32>) {
+        let rows = x.len() / cols;
+        let wide = cols + 4 * (scales.of_row(cols as u32) as usize).next_multiple_of(4);
+        let mut out = vec![F8E4M3::from_bits(0x55); rows * wide];
+        let (from, to) =
+            (Rows { elements: x, stride: cols }, RowsMut { elements: &mut out, stride: wide });
+        quantize(from, (rows, cols), None, (scales, given), to);
+        let group = if scales == Scales::Block { 128 } else { cols };
+        let of = |row: &[F8E4M3], col: usize| match given {
+            Some(given) => given,
+            None => {
+                let at = cols + col / group * 4;
+                f32::from_le_bytes([0, 1, 2, 3].map(|byte| row[at + byte].to_bits()))
+            }
+        };
+        out.chunks_exact(wide)
+            .flat_map(|row| (0..cols).map(move |col| (row[col], of(row, col))))
+            .unzip()
+    }
+
+    fn decoded((codes, scales): &(Vec<F8E4M3>, Vec<f32>)) -> Vec<f64> {
+        let value =
+            |(code, scale): (&F8E4M3, &f32)| f64::from(Element::to_f32(*code)) * f64::from(*scale);
+        codes.iter().zip(scales).map(value).collect()
+    }
+
+    const FORMS: [(Scales, Option<f32>); 3] =
+        [(Scales::Row, None), (Scales::Block, None), (Scales::Tensor, Some(0.25))];
+
+    /// Rows of two blocks, each of its own magnitude.
+    fn rows() -> impl Strategy<Value = Vec<f32>> {
+        let block = (-100_i32..100).prop_flat_map(|power| {
+            prop::collection::vec(-1.0_f32..1.0, 128).prop_map(move |of| {
+                of.into_iter().map(|v| v * 2_f32.powi(power)).collect::<Vec<_>>()
+            })
+        });
+        prop::collection::vec(block, 4).prop_map(|blocks| blocks.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn codes_times_scale_are_within_half_a_step(values in rows()) {
+            let x: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            for (scales, given) in FORMS {
+                let found = quantized(&x, 256, scales, given);
+                let wide = x.iter().map(|v| f64::from(v.to_f32()));
+                for ((decoded, v), scale) in decoded(&found).iter().zip(wide).zip(&found.1) {
+                    let scale = f64::from(*scale);
+                    if v.abs() > scale * 448.0 * (1.0 + 1e-6) {
+                        prop_assert_eq!(decoded.abs(), 448.0 * scale);
+                        continue;
+                    }
+                    // Half a step, of 4 significant bits and 2^-9 at least, and the reciprocal's rounding.
+                    let bound = (v.abs() / 16.0).max(scale * 2_f64.powi(-10)) * (1.0 + 1e-5);
+                    prop_assert!((decoded - v).abs() <= bound, "{v} became {decoded}, scale {scale}");
+                }
+            }
+        }
+
+        #[test]
+        fn representable_values_stay(codes in prop::collection::vec(0_u8..=255, 512), power in -50_i32..50) {
+            // The largest number is in each block, so that the scale is found again.
+            let number = |(at, code): (usize, &u8)| match at % 128 {
+                0 => F8E4M3::from_f32(E4M3_MOST),
+                _ if code & 0x7f == 0x7f => F8E4M3::from_f32(0.0),
+                _ => F8E4M3::from_bits(*code),
+            };
+            let codes: Vec<F8E4M3> = codes.iter().enumerate().map(number).collect();
+            let scale = 2_f32.powi(power);
+            let x: Vec<bf16> =
+                codes.iter().map(|code| bf16::from_f32(Element::to_f32(*code) * scale)).collect();
+            for (scales, given) in
+                [(Scales::Row, None), (Scales::Block, None), (Scales::Tensor, Some(scale))]
+            {
+                let found = quantized(&x, 256, scales, given);
+                prop_assert!(found.0 == codes, "{scales}");
+                prop_assert!(found.1.iter().all(|of| *of == scale));
+            }
+        }
+
+        #[test]
+        fn norms_come_before_quantisation(values in prop::collection::vec(-1.0_f32..1.0, 4352)) {
+            // More vectors than threads.
+            let cols = 4352;
+            let x: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            let gain: Vec<bf16> = (0..cols).map(|col| bf16::from_f32(1.0 + col as f32 / 8192.0)).collect();
+            let (wide, eps) = (cols + 16, 1e-5);
+            let mut out = vec![F8E4M3::from_bits(0); wide];
+            let (from, to) = (
+                Rows { elements: &x, stride: cols },
+                RowsMut { elements: &mut out, stride: wide },
+            );
+            quantize(from, (1, cols), Some(Norm { gain: &gain, eps }), (Scales::Row, None), to);
+            for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact(wide)) {
+                let squares = x.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum::<f64>();
+                let norm = (squares / cols as f64 + f64::from(eps)).sqrt().recip();
+                let scale =
+                    f64::from(f32::from_le_bytes([0, 1, 2, 3].map(|b| out[cols + b].to_bits())));
+                for ((v, gain), code) in x.iter().zip(&gain).zip(out) {
+                    let expected = f64::from(v.to_f32()) * norm * f64::from(gain.to_f32());
+                    let found = f64::from(Element::to_f32(*code)) * scale;
+                    let bound = (expected.abs() / 16.0).max(scale * 2_f64.powi(-10)) * (1.0 + 1e-4);
+                    prop_assert!((found - expected).abs() <= bound, "{found}, not {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_have_a_scale_and_no_nan() {
+        for (scales, given) in FORMS {
+            let (codes, scales) = quantized(&[f16::ZERO; 512], 256, scales, given);
+            assert!(codes.iter().all(|code| code.to_bits() == 0));
+            assert!(scales.iter().all(|scale| *scale > 0.0));
+        }
+        // The least numbers, whose scale would have an infinite reciprocal, too.
+        let (codes, _) = quantized(&[bf16::from_bits(1); 256], 256, Scales::Row, None);
+        assert!(codes.iter().all(|code| !code.is_nan()));
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_visible() {
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (scales, given) in FORMS {
+                let mut x = [bf16::ONE; 512];
+                x[300] = bf16::from_f32(bad);
+                let values = decoded(&quantized(&x, 256, scales, given));
+                assert!(values[300].is_nan(), "{bad} with {scales} scales");
+                let others = |at: &usize| *at != 300;
+                let is_alone = bad.is_nan() || given.is_some();
+                let same = if scales == Scales::Block { 256..384 } else { 256..512 };
+                assert!(same.clone().filter(others).all(|at| values[at].is_nan() != is_alone));
+                assert!(
+                    (0..512)
+                        .filter(|at| !same.contains(at))
+                        .all(|at| (values[at] - 1.0).abs() < 1e-6)
+                );
+            }
+        }
+    }
+}

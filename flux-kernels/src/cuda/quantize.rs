@@ -1,0 +1,124 @@
+//! The quantising kernel, which makes 8-bit operands of rows.
+
+use super::args::Matrix;
+use super::error::LaunchError;
+use crate::abi::QuantizeParams;
+use crate::cpu::{E4M3_MOST, LEAST_SCALE};
+use flux_core::DType;
+use flux_core::numerics::SCALE_BLOCK;
+use flux_cuda::{Function, Launch, Module};
+
+/// Most threads of a CTA: the kernels' launch bound.
+const THREADS: u32 = 512;
+
+/// The loaded kernel, for both element types.
+#[derive(Debug)]
+pub struct Quantize {
+    module: Module,
+    bf16: Function,
+    fp16: Function,
+}
+
+/// The operands of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeArgs {
+    /// The rows.
+    pub x: Matrix,
+    /// Address of the norm's gain, one element for each column, and what is added to the mean of
+    /// squares.
+    pub norm: Option<(u64, f32)>,
+    /// How scales are found.
+    pub scales: ScalesOf,
+    /// Rows of codes, scales behind each.
+    pub out: Matrix,
+    /// Rows of both.
+    pub rows: u32,
+    /// Elements of a row: a multiple of 16, with scales of blocks of 128.
+    pub cols: u32,
+    /// The stream.
+    pub stream: usize,
+}
+
+/// Where the scales of a launch come from.
+#[derive(Clone, Copy, Debug)]
+pub enum ScalesOf {
+    /// One number at this address.
+    Tensor(u64),
+    /// The largest element of each row.
+    Row,
+    /// The largest element of each 128 of a row.
+    Block,
+}
+
+impl QuantizeArgs {
+    fn params(&self) -> QuantizeParams {
+        let Self { x, norm, scales, out, cols, .. } = *self;
+        let (gain, eps) = norm.unwrap_or_default();
+        let (group, scale) = match scales {
+            ScalesOf::Tensor(scale) => (0, scale),
+            ScalesOf::Row => (cols, 0),
+            ScalesOf::Block => (SCALE_BLOCK, 0),
+        };
+        QuantizeParams {
+            x: x.address,
+            x_row_bytes: x.row_bytes,
+            gain,
+            scale,
+            out: out.address,
+            out_row_bytes: out.row_bytes,
+            cols,
+            group,
+            eps,
+            most: E4M3_MOST,
+            least_scale: LEAST_SCALE,
+            unused: 0,
+        }
+    }
+}
+
+impl Quantize {
+    /// Loads the kernel from its cubin ([`Source::quantize`](crate::Source::quantize)) into the
+    /// current context. [`loaded_quantize`](super::loaded_quantize) shares it.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
+    pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
+        let module = Module::load(cubin)?;
+        let (bf16, fp16) = (
+            module.function(c"flux_quantize_bf16", 0)?,
+            module.function(c"flux_quantize_fp16", 0)?,
+        );
+        Ok(Self { module, bf16, fp16 })
+    }
+
+    /// Enqueues what [`quantize`](crate::cpu::quantize) does, with the same bits, for rows of
+    /// elements of this type; nothing where there is none. Does not wait for the device and
+    /// allocates nothing.
+    ///
+    /// # Safety
+    /// Every address is valid on the current device for these extents, until the launch has
+    /// completed. Nothing writes the inputs meanwhile, and `out` overlaps none of them.
+    ///
+    /// # Errors
+    /// [`LaunchError`], before anything is enqueued.
+    pub unsafe fn launch(&self, dtype: DType, args: &QuantizeArgs) -> Result<(), LaunchError> {
+        if args.rows == 0 {
+            return Ok(());
+        }
+        let function = match dtype {
+            DType::Bf16 => self.bf16,
+            DType::F16 => self.fp16,
+            DType::E4m3 => unreachable!("rows to quantise have 16 bits"),
+        };
+        let threads = (args.cols / dtype.per_vector()).next_multiple_of(32).clamp(32, THREADS);
+        let launch = Launch {
+            grid: (args.rows, 1),
+            threads,
+            shared_bytes: 0,
+            stream: args.stream,
+            programmatic: false,
+        };
+        // SAFETY: the kernel takes `QuantizeParams`; the caller answers for the addresses in it.
+        Ok(unsafe { self.module.launch(function, launch, &args.params()) }?)
+    }
+}

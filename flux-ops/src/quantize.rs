@@ -1,0 +1,287 @@
+//! Rows of 16-bit elements as 8-bit operands.
+//!
+//! Invariant: one launch a call, which takes no part in the order of the communicator's calls. The
+//! host and a device write the same bits.
+
+use crate::error::{BuildError, CallError};
+use crate::execute::{kernels, location, matrix, rows, rows_mut};
+use crate::spec::Epsilon;
+use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef, View};
+use flux_core::tile::Generation;
+use flux_core::{DType, ElementType, Numerics, Scales};
+use flux_cuda::CudaDevice;
+use flux_kernels::cuda::{Quantize, QuantizeArgs, ScalesOf};
+use flux_kernels::{Element, F8E4M3, KernelTarget, cpu, with_element};
+use flux_transport::{Communicator, Stream, TransportError};
+use std::sync::Arc;
+
+/// Makes 8-bit operands on a communicator's device.
+///
+/// Rows `[rows, k]` of bf16 or fp16 become `[rows, k + scale bytes]` of E4M3: the `k` codes of each
+/// row, and its fp32 scales behind them, as an [`AllGatherGemm`](crate::AllGatherGemm) takes them
+/// ([`TensorRef::with_scales`]).
+///
+/// | scales | of | scale | `k` is a multiple of | scale bytes |
+/// |---|---|---|---|---|
+/// | [`Scales::Row`] | a row | `max(most / 448, 2^-126)` | 16 | 16 |
+/// | [`Scales::Block`] | 128 elements of a row | the same | 128 | `k / 32`, in whole 16 bytes |
+/// | [`Scales::Tensor`] | all | given | 16 | 0 |
+///
+/// `most` is the largest magnitude, without NaN. A code is the element times `1 / scale` in fp32,
+/// rounded to nearest even, 448 at most. Zeros stay zeros. A NaN stays one. An infinity makes its
+/// scale infinite and all that share it NaN; with a given scale it alone becomes NaN.
+///
+/// ```
+/// use flux_ops::{Epsilon, F8E4M3, Quantizer, Scales, TensorMut, TensorRef, bf16};
+/// use flux_transport::{Communicator, Select, Stream, World};
+///
+/// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+/// let quantizer = Quantizer::new(&comm)?;
+/// let (rows, k) = (4, 64);
+/// let (x, gain) = (vec![bf16::ONE; rows * k], vec![bf16::ONE; k]);
+/// let mut out = vec![F8E4M3::from_bits(0); rows * (k + 16)];
+/// quantizer
+///     .rows(&TensorRef::host(&x, (rows, k))?, Scales::Row)
+///     .rms_norm(&TensorRef::host(&gain, (k,))?, Epsilon::from(1e-5))
+///     .write(&mut TensorMut::host(&mut out, (rows, k + 16))?, Stream::Host)?;
+/// // The largest of a row is 448 times its scale.
+/// assert!(out[..k].iter().all(|code| code.to_f32() == 448.0));
+/// let (x, scale) = TensorRef::host(&out, (rows, k + 16))?.with_scales(k, Scales::Row)?;
+/// # let _ = (x, scale);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Quantizer {
+    location: Location,
+    /// On a device.
+    kernel: Option<(CudaDevice, Arc<Quantize>)>,
+}
+
+/// What a [`Quantizer`] reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeOperands<V> {
+    /// `[rows, k]` of bf16 or fp16.
+    pub x: V,
+    /// `[k]` of the same type, for an RMSNorm before.
+    pub norm: Option<(V, Epsilon)>,
+    /// Which scales.
+    pub scales: Scales,
+    /// `[1, 1]` of fp32, of [`Scales::Tensor`] alone.
+    pub scale: Option<V>,
+    /// `[rows, k + scale bytes]` of E4M3.
+    pub out: V,
+}
+
+/// A call of a [`Quantizer`], of which [`write`](Self::write) is the last method.
+#[derive(Debug)]
+#[must_use = "nothing is written until `write`"]
+pub struct QuantizeCall<'a> {
+    quantizer: &'a Quantizer,
+    x: View,
+    norm: Option<(View, Epsilon)>,
+    scales: Scales,
+    scale: Option<View>,
+}
+
+impl<'a> QuantizeCall<'a> {
+    /// Normalises rows first, as `x / sqrt(mean(x^2) + eps) * gain` in fp32, not rounded between.
+    pub const fn rms_norm<T: Element>(self, gain: &'a TensorRef<'_, T>, eps: Epsilon) -> Self {
+        Self { norm: Some((gain.view(), eps)), ..self }
+    }
+
+    /// Writes codes and scales, on a device when the stream comes to it. Bytes behind scales are 0.
+    ///
+    /// # Errors
+    /// [`CallError`] for operands that do not fit, before anything is launched.
+    pub fn write<'s>(
+        self,
+        out: &mut TensorMut<'_, F8E4M3>,
+        stream: impl Into<Stream<'s>>,
+    ) -> Result<(), CallError> {
+        let Self { quantizer, x, norm, scales, scale } = self;
+        let operands = QuantizeOperands { x, norm, scales, scale, out: out.view() };
+        quantizer.run_checked(&operands, stream.into())
+    }
+}
+
+impl Quantizer {
+    /// Loads the kernel of the communicator's device. Not collective.
+    ///
+    /// # Errors
+    /// [`BuildError::NoNumerics`] on a device without 8-bit operands, or what kept the kernel from
+    /// being loaded.
+    pub fn new(comm: &Communicator) -> Result<Self, BuildError> {
+        let location = location(comm);
+        let Location::Cuda(ordinal) = location else { return Ok(Self { location, kernel: None }) };
+        let device = CudaDevice::open(ordinal)?;
+        let target = KernelTarget::of(device.info().compute)?;
+        if target.generation != Generation::Hopper {
+            let numerics = Numerics::e4m3(Scales::Row, DType::Bf16);
+            return Err(BuildError::NoNumerics { numerics, generation: target.generation });
+        }
+        let kernel = {
+            let _current = device.enter()?;
+            kernels::quantize(target.arch)?
+        };
+        Ok(Self { location, kernel: Some((device, kernel)) })
+    }
+
+    /// Begins a call with scales of rows or of blocks.
+    pub const fn rows<'a, T: Element>(
+        &'a self,
+        x: &'a TensorRef<'_, T>,
+        scales: Scales,
+    ) -> QuantizeCall<'a> {
+        QuantizeCall { quantizer: self, x: x.view(), norm: None, scales, scale: None }
+    }
+
+    /// Begins a call with the scale of a tensor, `[1, 1]`, which is read when the stream comes to it.
+    pub const fn tensor<'a, T: Element>(
+        &'a self,
+        x: &'a TensorRef<'_, T>,
+        scale: &'a TensorRef<'_, f32>,
+    ) -> QuantizeCall<'a> {
+        let (scales, scale) = (Scales::Tensor, Some(scale.view()));
+        QuantizeCall { quantizer: self, x: x.view(), norm: None, scales, scale }
+    }
+
+    /// A call with operands that another framework describes.
+    ///
+    /// # Safety
+    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask.
+    ///
+    /// # Errors
+    /// As [`QuantizeCall::write`], and [`CallError::View`] for a description of no operand.
+    pub unsafe fn run<'s>(
+        &self,
+        operands: &QuantizeOperands<RawTensor>,
+        stream: impl Into<Stream<'s>>,
+    ) -> Result<(), CallError> {
+        let QuantizeOperands { x, norm, scales, scale, out } = *operands;
+        let view = |operand, raw| {
+            View::from_raw(raw).map_err(|source| CallError::View { operand, source })
+        };
+        let operands = QuantizeOperands {
+            x: view("x", x)?,
+            norm: norm.map(|(gain, eps)| view("gain", gain).map(|gain| (gain, eps))).transpose()?,
+            scales,
+            scale: scale.map(|scale| view("scale", scale)).transpose()?,
+            out: view("out", out)?,
+        };
+        self.run_checked(&operands, stream.into())
+    }
+
+    fn run_checked(
+        &self,
+        operands: &QuantizeOperands<View>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
+        let dtype = operands.check(self.location, stream)?;
+        let QuantizeOperands { x, norm, scales, scale, out } = operands;
+        let Some((device, kernel)) = &self.kernel else {
+            // SAFETY: views of host memory that is readable, and of `out`, which is writable and
+            // overlaps none.
+            unsafe { with_element!(dtype, T, on_host::<T>(operands)) };
+            return Ok(());
+        };
+        let stream = stream.raw().ok_or(CallError::NoStream { location: self.location })?;
+        let args = QuantizeArgs {
+            x: matrix(x),
+            norm: norm.map(|(gain, eps)| (gain.address, eps.get())),
+            scales: match (scales, scale) {
+                (Scales::Block, _) => ScalesOf::Block,
+                (_, Some(scale)) => ScalesOf::Tensor(scale.address),
+                (_, None) => ScalesOf::Row,
+            },
+            out: matrix(out),
+            rows: x.layout.rows as u32,
+            cols: x.layout.cols as u32,
+            stream,
+        };
+        let _current = device.enter().map_err(TransportError::from)?;
+        // SAFETY: checked views of memory that the caller keeps until the stream has come here.
+        unsafe { kernel.launch(dtype, &args) }.map_err(CallError::Launch)
+    }
+}
+
+/// # Safety
+/// As of [`rows`] and [`rows_mut`], for checked operands.
+unsafe fn on_host<T: Element>(operands: &QuantizeOperands<View>) {
+    let QuantizeOperands { x, norm, scales, scale, out } = operands;
+    // SAFETY: the caller's promise.
+    let norm = norm
+        .as_ref()
+        .map(|(gain, eps)| unsafe { cpu::Norm { gain: rows::<T>(gain).elements, eps: eps.get() } });
+    // SAFETY: the caller's promise.
+    let given = scale.as_ref().map(|scale| unsafe { rows::<f32>(scale).elements[0] });
+    let extents = (x.layout.rows, x.layout.cols);
+    // SAFETY: the caller's promise.
+    unsafe { cpu::quantize::<T>(rows(x), extents, norm, (*scales, given), rows_mut(out)) };
+}
+
+impl QuantizeOperands<View> {
+    /// The element type of `x`, of operands that fit each other.
+    fn check(&self, location: Location, stream: Stream<'_>) -> Result<DType, CallError> {
+        let Self { x, norm, scales, scale, out } = self;
+        let (rows, k) = (x.layout.rows, x.layout.cols);
+        let dtype = match x.dtype {
+            ElementType::Matrix(dtype) if DType::OUTPUTS.contains(&dtype) => dtype,
+            found => {
+                let source = TensorError::DType { expected: DType::Bf16.into(), found };
+                return Err(CallError::View { operand: "x", source });
+            }
+        };
+        let numerics = Numerics::e4m3(*scales, dtype);
+        let multiple = numerics.row_multiple() as usize;
+        let bytes = u32::try_from(k).ok().filter(|k| k.is_multiple_of(multiple as u32));
+        let (Some(k_bytes), true) = (bytes, numerics.is_supported()) else {
+            return Err(CallError::QuantizedColumns { k, scales: *scales, multiple });
+        };
+        let wide = k + numerics.row_scale_bytes(k_bytes) as usize;
+        let one = (*scales == Scales::Tensor).then_some(Layout::dense(1, 1));
+        let wanted = [
+            ("x", Some(x), Some((x.layout, x.dtype))),
+            ("gain", norm.as_ref().map(|(gain, _)| gain), {
+                norm.as_ref().map(|_| (Layout::dense(1, k), x.dtype))
+            }),
+            ("scale", scale.as_ref(), one.map(|one| (one, ElementType::F32))),
+            ("out", Some(out), Some((Layout::dense(rows, wide), DType::E4m3.into()))),
+        ];
+        for (operand, given, expected) in wanted {
+            let extents = |of: Layout| (of.rows, of.cols);
+            let (found, expected) = match (given, expected) {
+                (None, None) => continue,
+                (Some(found), Some(expected)) if extents(found.layout) == extents(expected.0) => {
+                    (found, expected)
+                }
+                (found, expected) => {
+                    let found = found.map(|view| view.layout);
+                    let (scales, expected) = (*scales, expected.map(|(layout, _)| layout));
+                    return Err(CallError::Quantized { operand, scales, expected, found });
+                }
+            };
+            if found.dtype != expected.1 {
+                let source = TensorError::DType { expected: expected.1, found: found.dtype };
+                return Err(CallError::View { operand, source });
+            }
+            if found.location != location {
+                let (expected, found) = (location, found.location);
+                return Err(CallError::Location { operand, expected, found });
+            }
+            if let (Some(view), Some(call)) = (found.ordered_on, stream.raw())
+                && view != call
+            {
+                return Err(CallError::ViewStream { operand, view, call });
+            }
+            let (written, other) = (out.bytes(), found.bytes());
+            let overlaps = written.start < other.end && other.start < written.end;
+            if operand != "out" && overlaps && !written.is_empty() && !other.is_empty() {
+                return Err(CallError::Overlap { output: "out", operand, written, other });
+            }
+        }
+        match norm.map(|(_, eps)| eps.get()).filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+            Some(value) => Err(CallError::Epsilon { value }),
+            None => Ok(dtype),
+        }
+    }
+}
