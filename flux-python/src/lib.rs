@@ -19,13 +19,13 @@ mod _native {
     use crate::error::Error;
     use crate::group::GroupRendezvous;
     use crate::member::{self, Member};
-    use crate::operand::{self, Dims, Library, activation, operand, weight};
+    use crate::operand::{self, Dims, Library, activation, numerics, operand, scales, weight};
     use crate::ops::{Call, CallWeight, Kind, Limits, epsilon, total};
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
     use flux_ops::{
-        DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, Operand,
-        Partials, WeightLayout,
+        DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, Numerics,
+        Operand, Partials, Scales, WeightLayout,
     };
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -36,9 +36,10 @@ mod _native {
     type Connected = (u64, u32, u32, String, Option<u32>);
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
-    /// What an op is built with: dtype, whether the weight is a transposed view, names of operands,
-    /// activation, the norm's eps, whether partial sums are in fp32.
-    type Built = (String, bool, Vec<String>, u64, Option<f64>, bool);
+    /// What an op is built with: dtypes of operands and of the output with the number of the form of
+    /// scales, whether the weight is a transposed view, names of operands, activation, the norm's
+    /// eps, whether partial sums are in fp32.
+    type Built = ((String, String, u64), bool, Vec<String>, u64, Option<f64>, bool);
     /// `weight`, `out`, and of all ranks together `n` of an op that gathers or `k` of the others.
     type OfWeight = (Described, Described, Option<usize>);
     /// `x`, the weights, and the others by name: one, or one of each weight.
@@ -184,6 +185,7 @@ mod _native {
         match name {
             "bfloat16" => Ok(DType::Bf16),
             "float16" => Ok(DType::F16),
+            "float8_e4m3fn" => Ok(DType::E4m3),
             _ => Err(Error::operand(format!(
                 "dtype {name} is neither bfloat16 nor float16: convert it"
             ))),
@@ -205,13 +207,18 @@ mod _native {
             let (columns, k) = extents;
             let (n, columns) =
                 (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
-            let (dtype_name, transposed, names, number, eps, f32_partials) = of;
-            let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
+            let ((operand, output, form), transposed, names, number, eps, f32_partials) = of;
+            let numerics = numerics(dtype(&operand)?, scales(form)?, dtype(&output)?);
+            let activation = activation(number)?;
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
-            let mut spec = member.ops.plain(Kind::named(kind)?, n, k, dtype);
+            let mut spec = member.ops.plain(
+                Kind::named(kind)?,
+                n,
+                k,
+                numerics.with_partials(partials(f32_partials)),
+            );
             spec.columns = columns;
             spec.weights = weights;
-            spec.numerics.partials = partials(f32_partials);
             let (NamedActivation { activation, gates, .. }, rms_norm) =
                 (activation, eps.map(epsilon));
             let operands = names.iter().map(|name| named(name)).collect::<Result<_, Error>>()?;
@@ -276,10 +283,9 @@ mod _native {
                 activation: activation(activation_number)?,
                 m,
                 operands: all,
-                dtype,
+                numerics: Numerics::from(dtype).with_partials(partials(f32_partials)),
                 weights: &weights,
                 eps: eps.map(epsilon),
-                partials: partials(f32_partials),
                 stream: Stream::Host,
             };
             // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before
@@ -307,6 +313,12 @@ mod _native {
             (named.name, named.activation.name(), named.gates.is_some(), interleaved)
         };
         NamedActivation::ALL.map(told).to_vec()
+    }
+
+    /// The forms of scales, by number.
+    #[pyfunction]
+    fn scales_of_operands() -> Vec<&'static str> {
+        Scales::ALL.map(Scales::name).to_vec()
     }
 
     /// Most weights of one call.

@@ -6,23 +6,24 @@
 use crate::error::{Error, of_world};
 use crate::ops::{Call, Limits, Ops};
 use crate::signals::{INTERRUPTED, heard, raise_later};
-use flux_ops::Location;
 use flux_ops::binding::{Class, Handles, OfProcess};
+use flux_ops::{Location, Quantizer};
 use flux_transport::{Communicator, ConnectError, Options, World};
 use pyo3::PyResult;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A communicator with its ops.
 pub(crate) struct Member {
     // Before the communicator, of which they hold clones.
     pub(crate) ops: Ops,
+    quantizer: OnceLock<Quantizer>,
     pub(crate) comm: Communicator,
 }
 
 impl Member {
     pub(crate) fn new(comm: Communicator, limits: Limits) -> Self {
-        Self { ops: Ops::new(comm.clone(), limits), comm }
+        Self { ops: Ops::new(comm.clone(), limits), quantizer: OnceLock::new(), comm }
     }
 
     /// Runs work that may wait for other ranks. What a handler of a signal raises meanwhile aborts
@@ -52,6 +53,15 @@ impl Member {
             raise_later(raised);
             Err(error)
         })
+    }
+
+    /// What quantises rows, loaded on first use.
+    pub(crate) fn quantizer(&self) -> Result<&Quantizer, Error> {
+        if let Some(quantizer) = self.quantizer.get() {
+            return Ok(quantizer);
+        }
+        let loaded = Quantizer::new(&self.comm)?;
+        Ok(self.quantizer.get_or_init(|| loaded))
     }
 
     /// Where operands must be.

@@ -6,7 +6,8 @@
 use crate::error::Error;
 use flux_ops::binding::NamedActivation;
 use flux_ops::{
-    ElementType, Layout, Location, MAX_WEIGHTS, Operand, Presence, RawTensor, WeightLayout,
+    DType, ElementType, Layout, Location, MAX_WEIGHTS, Numerics, Operand, Presence, RawTensor,
+    Scales, WeightLayout,
 };
 
 /// The library of a caller's tensors, whose words errors use.
@@ -33,9 +34,6 @@ impl Library {
         }
     }
 }
-
-/// Elements of 16 bytes, by which rows are read.
-const ROW_MULTIPLE: i64 = 8;
 
 /// Extents of a tensor of at most two dimensions; a vector is one row.
 #[derive(Clone, Copy, Debug)]
@@ -85,22 +83,68 @@ pub(crate) fn operand(
              {dense}"
         ));
     }
-    if !empty && !address.is_multiple_of(16) {
+    // Rows are read by vectors of 16 bytes, scales one by one.
+    let (alignment, multiple) = match dtype {
+        ElementType::Matrix(_) => (16, i64::from(dtype.per_vector())),
+        ElementType::F32 => (4, 1),
+    };
+    if !empty && !address.is_multiple_of(alignment) {
         return refused(format!(
-            "and begins off a 16-byte border, as a slice of a buffer may: call {copy}"
+            "and begins off a {alignment}-byte border, as a slice of a buffer may: call {copy}"
         ));
     }
-    let padded = cols.is_multiple_of(8) && row_stride % ROW_MULTIPLE != 0;
+    let padded = cols.is_multiple_of(multiple as usize) && row_stride % multiple != 0;
     if !empty && rows > 1 && padded {
         return refused(format!(
-            "with rows {row_stride} elements apart, and multiples of {ROW_MULTIPLE} are needed: \
-             call {copy}"
+            "with rows {row_stride} elements apart, and multiples of {multiple} are needed: call \
+             {copy}"
         ));
     }
     // Of one row the stride says nothing.
     let row_stride = if rows > 1 { usize::try_from(row_stride).unwrap_or(0) } else { cols };
     let layout = Layout::strided(rows, cols, row_stride);
     Ok(RawTensor { address, dtype, location, layout, available: layout.span() })
+}
+
+/// The form of scales with this number.
+pub(crate) fn scales(number: u64) -> Result<Scales, Error> {
+    let known = usize::try_from(number).ok().and_then(|at| Scales::ALL.get(at).copied());
+    known.ok_or_else(|| Error::operand(format!("scales = {number}: there are 4 forms")))
+}
+
+/// The element types of an op, whose output has another type than 8-bit operands alone.
+pub(crate) fn numerics(operand: DType, scales: Scales, output: DType) -> Numerics {
+    match operand {
+        DType::E4m3 => Numerics::e4m3(scales, output),
+        DType::Bf16 | DType::F16 => operand.into(),
+    }
+}
+
+/// Rows that carry their scales: the `k` elements of each, and the scales behind them.
+pub(crate) fn rows_and_scales(
+    x: RawTensor,
+    k: usize,
+    numerics: Numerics,
+) -> Result<(RawTensor, RawTensor), Error> {
+    let RawTensor { address, layout, .. } = x;
+    let wide = u32::try_from(k).unwrap_or(u32::MAX);
+    let (count, bytes) = (numerics.scales.of_row(wide), numerics.row_scale_bytes(wide));
+    if layout.cols != k.saturating_add(bytes as usize) {
+        return Err(Error::operand(format!(
+            "x has rows of {} bytes, and {k} elements with {} scales behind them have {bytes} more",
+            layout.cols, numerics.scales
+        )));
+    }
+    let of_x = Layout::strided(layout.rows, k, layout.row_stride);
+    let of_scales = Layout::strided(layout.rows, count as usize, layout.row_stride / 4);
+    let scale = RawTensor {
+        address: address + k as u64,
+        dtype: ElementType::F32,
+        layout: of_scales,
+        available: of_scales.span(),
+        ..x
+    };
+    Ok((RawTensor { layout: of_x, available: of_x.span(), ..x }, scale))
 }
 
 /// Describes a weight, `[n, k]`: stored so, or as `[k, n]`, of which it is the transposed view.
@@ -141,10 +185,14 @@ pub(crate) struct Weight {
 /// The name of an operand in Python: of a call with one weight, or of the weight `index` of several.
 pub(crate) fn name(operand: Operand, index: usize, weights: usize) -> &'static str {
     const WEIGHTS: [&str; MAX_WEIGHTS] = ["weight[0]", "weight[1]", "weight[2]", "weight[3]"];
+    const SCALES: [&str; MAX_WEIGHTS] = ["scale_b[0]", "scale_b[1]", "scale_b[2]", "scale_b[3]"];
     const RESULTS: [&str; MAX_WEIGHTS] = ["out[0]", "out[1]", "out[2]", "out[3]"];
     match (operand, weights > 1) {
         (Operand::W, false) => "weight",
         (Operand::W, true) => WEIGHTS[index],
+        (Operand::ScaleX, _) => "scale_a",
+        (Operand::ScaleW, false) => "scale_b",
+        (Operand::ScaleW, true) => SCALES[index],
         (Operand::Y, false) => "out",
         (Operand::Y, true) => RESULTS[index],
         (other, false) => other.name(0),

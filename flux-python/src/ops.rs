@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::operand::{Weight, further_inputs, name};
 use flux_ops::binding::{Class, NamedActivation};
 use flux_ops::{
-    DType, EpilogueSpec, Epsilon, FusedLinear, OpKind, OpSpec, Operand, Operands, Partials,
-    RawTensor, SumsTo, WeightLayout,
+    EpilogueSpec, Epsilon, FusedLinear, Numerics, OpKind, OpSpec, Operand, Operands, RawTensor,
+    SumsTo, WeightLayout,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -130,13 +130,12 @@ pub(crate) struct Call<'s> {
     pub(crate) m: usize,
     /// All of them, with weights as they are stored.
     pub(crate) operands: Operands<RawTensor>,
-    /// Element type of `x`.
-    pub(crate) dtype: DType,
+    /// Element types, of partial sums too.
+    pub(crate) numerics: Numerics,
     /// One, or up to four that share the gathered rows.
     pub(crate) weights: &'s [CallWeight],
     /// Of a norm.
     pub(crate) eps: Option<Epsilon>,
-    pub(crate) partials: Partials,
     pub(crate) stream: Stream<'s>,
 }
 
@@ -184,9 +183,9 @@ impl Ops {
     }
 
     /// An op with the options of all ops of the communicator alone.
-    pub(crate) fn plain(&self, kind: Kind, n: usize, k: usize, dtype: DType) -> OpSpec {
+    pub(crate) fn plain(&self, kind: Kind, n: usize, k: usize, numerics: Numerics) -> OpSpec {
         let Limits { max_m, sm_margin, batch_invariant } = self.limits;
-        let mut spec = OpSpec::new(kind.op(), max_m, n, k, dtype);
+        let mut spec = OpSpec::new(kind.op(), max_m, n, k, numerics);
         spec.launch.sm_margin = sm_margin;
         spec.batch_invariant = batch_invariant;
         // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs
@@ -248,10 +247,9 @@ impl Ops {
         }
         let n = total(weights.iter().map(columns));
         let k = kind.extents(first.weight.extents, first.split, world).1;
-        let mut spec = self.plain(kind, n, k, call.dtype);
+        let mut spec = self.plain(kind, n, k, call.numerics);
         spec.columns = several.then(|| weights.iter().map(columns).collect());
         spec.weights = first.weight.layout;
-        spec.numerics.partials = call.partials;
         spec.epilogue = EpilogueSpec {
             operands: Operand::optional()
                 .filter(|&operand| operands.get(operand, 0).is_some())

@@ -7,7 +7,8 @@ import torch
 
 import flux_tp
 from cases_numpy import gathered, gathered_by_several, row_parallel, scattered
-from cases_torch import BF16, F16, init_distributed, tensors
+from cases_scaled import codes, powers
+from cases_torch import BF16, F16, init_distributed, place, tensors
 from oracle import operand, rows
 
 
@@ -21,13 +22,13 @@ def schemas_and_fakes(comm):
         (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
         outs = [x.new_empty(m, weight.shape[0]) for weight in w]
         for biases, x_full in ((b, x.new_empty(m, 32)), (None, None)):
-            arguments = x, w, biases, None, None, 0.0, 0, m, columns, 0, False, comm.id, outs, x_full
+            arguments = x, w, None, None, biases, None, None, 0.0, 0, m, columns, 0, 0, False, comm.id, outs, x_full
             torch.library.opcheck(ops.all_gather_matmul.default, arguments, test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
         operands, _, _ = row_parallel(comm, getattr(flux_tp, name), m + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
         out, y_norm = torch.empty_like(residual), torch.empty_like(residual)
-        for others in (([b], residual, gain, 1e-3, 0, m + 1, None, 1, True, comm.id, [out], y_norm), (None, None, None, 0.0, 0, m + 1, None, 0, False, comm.id, [out], None)):
+        for others in ((None, None, [b], residual, gain, 1e-3, 0, m + 1, None, 1, 0, True, comm.id, [out], y_norm), (*[None] * 5, 0.0, 0, m + 1, None, 0, 0, False, comm.id, [out], None)):
             torch.library.opcheck(getattr(ops, name).default, (x, [w], *others), test_utils=checks)
 
 
@@ -138,3 +139,18 @@ def check(plain, compiled, leaves, x):
         for leaf in leaves:
             leaf.grad = None
     assert all(map(torch.equal, *found))
+
+
+def scaled_ops_compile(comm):
+    m = comm.world_size * 4
+    x = torch.from_numpy(operand(1, m, 32)[rows(comm.world_size, comm.rank, m)]).to(place(), BF16)
+    up, of_up, down, of_down = codes(2, 64, 32), powers(3, 1, 64), codes(4, 48, 64), powers(5, 1, 48)
+
+    def layer(x):
+        q, scale = flux_tp.quantize_rows(x)
+        y = flux_tp.all_gather_matmul(q, up, activation="relu", scale_a=scale, scale_b=of_up)
+        q, scale = flux_tp.quantize_rows(y)
+        return flux_tp.matmul_reduce_scatter(q, down, scale_a=scale, scale_b=of_down)
+
+    # The graph without generated code, which takes a compiler long.
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))

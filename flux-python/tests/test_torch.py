@@ -56,6 +56,7 @@ CASES = [
     "groups_of_another_kind",
     "compiled_with_unequal_parts",
     "training_compiles",
+    "scaled_ops_compile",
     "attention_with_shared_heads",
     "gradients_of_own_rows_are_summed",
     "wrappers_of_torch",

@@ -39,6 +39,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from ._rows import sum_gradients
+    from ._scales import quantize, quantize_rows
     from .nn import ColumnParallelLinear, RowParallelLinear
     from .parallel import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, causal_lm_loss, parallelize
 
@@ -69,6 +70,8 @@ __all__ = [
     "matmul_reduce_scatter",
     "parallelize",
     "prepare",
+    "quantize",
+    "quantize_rows",
     "sum_gradients",
 ]
 
@@ -85,6 +88,8 @@ def __dir__() -> list[str]:
 # Where the names are that need torch, which is imported on their first use.
 _OF_TORCH = {
     "sum_gradients": "._rows",
+    "quantize": "._scales",
+    "quantize_rows": "._scales",
     "ColumnParallelLinear": ".nn",
     "RowParallelLinear": ".nn",
     "ColwiseParallel": ".parallel",

@@ -19,7 +19,7 @@ from ._arguments import INPUTS, named, result_shapes
 from ._comm import Communicator
 from .errors import FluxError, OperandError
 
-__all__ = ["call"]
+__all__ = ["call", "quantized"]
 
 _NEEDED = (2, 10)
 
@@ -52,20 +52,34 @@ def call(
     second: str | None = None,
     activation: int = 0,
     partials: int = 0,
+    scales: int = 0,
+    out_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Makes a call without gradients: its results, in the order of ``out``. ``operands``: the others by name, as of ``INPUTS``."""
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
-    out = [x.new_empty(shape) for shape in shapes] if out is None else out
+    out = [x.new_empty(shape, dtype=out_dtype) for shape in shapes] if out is None else out
     count, further = len(weights), [operands.get(name) for name in INPUTS]
     # In inference frozen parameters are there before a step. Others may come from the kernel ahead.
     constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
     other = out[count] if second else None
     try:
-        _ops[op](x, weights, *further, eps, activation, m, split, partials, constant, comm.id, out[:count], other)
+        _ops[op](x, weights, *further, eps, activation, m, split, partials, scales, constant, comm.id, out[:count], other)
     except RuntimeError as error:
-        # torch's exception has the message alone.
-        raise error if isinstance(error, FluxError) else _native.take_error(str(error)) or error from None
+        raise _raised(error) from None
     return out
+
+
+def quantized(comm: Communicator, x: Tensor, gain: Tensor | None, scale: Tensor | None, eps: float, scales: int, out: Tensor) -> None:
+    """Writes rows of ``x`` as 8-bit operands, with the scales of each behind it."""
+    try:
+        torch.ops.flux_tp.quantize_rows.default(x, gain, scale, eps, scales, comm.id, out)
+    except RuntimeError as error:
+        raise _raised(error) from None
+
+
+def _raised(error: RuntimeError) -> BaseException:
+    # torch's exception has the message alone.
+    return error if isinstance(error, FluxError) else _native.take_error(str(error)) or error
 
 
 def _fake(*given, **by_name):
@@ -80,5 +94,6 @@ def _fake(*given, **by_name):
                 raise OperandError(f"{called} is on {tensor.device}, and x on {x.device}: move it there")
 
 
+torch.library.register_fake("flux_tp::quantize_rows", lambda *given, **by_name: None)
 for _name in _ops:
     torch.library.register_fake(f"flux_tp::{_name}", _fake)

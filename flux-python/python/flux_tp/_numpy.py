@@ -34,6 +34,10 @@ def _checked(name: str, array: Any) -> np.ndarray:
     return array
 
 
+def scaled(*_: Any) -> Any:
+    raise OperandError("scales are of torch.float8_e4m3fn operands, which NumPy has not: give tensors of PyTorch")
+
+
 def run(
     op: str,
     comm: Communicator,

@@ -47,6 +47,9 @@ def all_gather_matmul(
     sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: Operand | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
 ) -> Operand: ...
 @overload
 def all_gather_matmul(
@@ -77,6 +80,9 @@ def all_gather_matmul(
     sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: tuple[Operand, ...] | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Sequence[Operand] | None = None,
+    out_dtype: Any = None,
 ) -> tuple[Operand, ...]: ...
 def all_gather_matmul(
     x: Any,
@@ -91,6 +97,9 @@ def all_gather_matmul(
     sequence_dim: int = 0,
     keep_gathered: bool = False,
     out: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
 
@@ -117,6 +126,12 @@ def all_gather_matmul(
             ``[m_r, k]``. The backward pass then gathers nothing. Nothing is kept where ``weight`` needs none. The same on every rank.
         out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results. Of several weights a tuple of
             all results.
+        scale_a, scale_b: fp32 scales of ``x`` and of ``weight``, which are ``torch.float8_e4m3fn`` then, in the shapes of
+            ``torch._scaled_mm``: one element each; of rows ``[m_r, 1]`` and ``[1, n_r]``; of blocks ``[m_r, k/128]`` and
+            ``[n_r/128, k/128]``. ``n_r`` and ``k`` are multiples of 16, with blocks of 128. Of several weights ``scale_b`` is a
+            list. Rows travel with their scales: those of :func:`flux_tp.quantize_rows` lie so, others are copied. No gradients.
+        out_dtype: dtype of the result, ``bias`` and ``out`` of such operands: ``torch.bfloat16``, which is the default, or
+            ``torch.float16``.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
@@ -143,6 +158,7 @@ def all_gather_matmul(
             check_pair(out, "return_gathered", "(y, x_full)")
         weights, biases, columns = _one(weight, bias, n)
     options = {"activation": number, "m": m, "second": "x_full" if return_gathered else None, "keep": keep_gathered, "several": several}
+    options |= {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": out_dtype}
     return _run("all_gather_matmul", comm, x, weights, {"bias": biases}, columns, out, sequence_dim, **options)
 
 
@@ -159,6 +175,9 @@ def matmul_reduce_scatter(
     k: int | None = None,
     partials: str | None = None,
     sequence_dim: int = 0,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
 ) -> Operand: ...
 @overload
 def matmul_reduce_scatter(
@@ -173,6 +192,9 @@ def matmul_reduce_scatter(
     k: int | None = None,
     partials: str | None = None,
     sequence_dim: int = 0,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
 ) -> tuple[Operand, Operand]: ...
 def matmul_reduce_scatter(
     x: Any,
@@ -186,6 +208,9 @@ def matmul_reduce_scatter(
     k: int | None = None,
     partials: str | None = None,
     sequence_dim: int = 0,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
@@ -204,6 +229,8 @@ def matmul_reduce_scatter(
             sum overflows where the total does not. ``None``: in the operands' dtype. The same on every rank.
         sequence_dim: the dimension of ``x``, ``residual`` and the result that is split over the ranks, as in
             :func:`all_gather_matmul`: 1 of a batch-first ``[b, s, k_r]``, whose result is ``[b, s_r, n]``.
+        scale_a, scale_b, out_dtype: as in :func:`all_gather_matmul`, of this rank's part: ``[m, 1]`` and ``[1, n]``, or
+            ``[m, k_r/128]`` and ``[n/128, k_r/128]``. ``scale_a`` may lie anywhere.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
@@ -211,7 +238,7 @@ def matmul_reduce_scatter(
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials, sequence_dim)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype), sequence_dim)
 
 
 @overload
@@ -226,6 +253,9 @@ def matmul_all_reduce(
     *,
     k: int | None = None,
     partials: str | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
 ) -> Operand: ...
 @overload
 def matmul_all_reduce(
@@ -239,6 +269,9 @@ def matmul_all_reduce(
     out: tuple[Operand, Operand] | None = None,
     k: int | None = None,
     partials: str | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
 ) -> tuple[Operand, Operand]: ...
 def matmul_all_reduce(
     x: Any,
@@ -251,6 +284,9 @@ def matmul_all_reduce(
     *,
     k: int | None = None,
     partials: str | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: Any = None,
 ) -> Any:
     """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
@@ -262,14 +298,14 @@ def matmul_all_reduce(
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m, n]``. With a norm a pair of both results.
-        k, partials: as for :func:`matmul_reduce_scatter`.
+        k, partials, scale_a, scale_b, out_dtype: as for :func:`matmul_reduce_scatter`.
 
     Returns:
         ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k, partials)
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype))
 
 
 def prepare(
@@ -279,6 +315,8 @@ def prepare(
     *,
     rows: Sequence[int] = (),
     dtype: Any = "bfloat16",
+    scales: str | None = None,
+    out_dtype: Any = "bfloat16",
     transposed: bool = False,
     bias: bool = False,
     activation: str | None = None,
@@ -293,7 +331,9 @@ def prepare(
         op: the op's name, as ``all_gather_matmul``.
         n, k: output features and inner dimension, both global. Of several weights ``n`` is a list of those of each.
         rows: numbers ``m`` of rows whose calls are to be captured in CUDA graphs: captured calls build nothing.
-        dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
+        dtype: ``bfloat16``, ``float16`` or ``float8_e4m3fn``: a name, or a dtype of torch or NumPy.
+        scales: of ``dtype="float8_e4m3fn"`` the form of the scales, ``tensor``, ``row`` or ``block``.
+        out_dtype: of ``dtype="float8_e4m3fn"`` the result's.
         transposed: whether the weight of calls is a transposed view, as in :func:`all_gather_matmul`.
         bias: whether calls have one.
         activation: as in :func:`all_gather_matmul`.
@@ -313,7 +353,11 @@ def prepare(
         columns = [n]
     check_extents(k=k)
     operands = [name for name, given in {"bias": bias, "residual": residual}.items() if given]
-    of = (dtype_name(dtype), transposed, operands, number, eps, partials_number(partials) != 0)
+    forms = _native.scales_of_operands()
+    if (scales or "none") not in forms or (scales is None) == (dtype_name(dtype) == "float8_e4m3fn"):
+        raise OperandError(f"scales = {scales!r} with dtype = {dtype_name(dtype)}: give {', '.join(forms[1:])} with float8_e4m3fn, and None with others")
+    types = (dtype_name(dtype), dtype_name(out_dtype), forms.index(scales or "none"))
+    of = (types, transposed, operands, number, eps, partials_number(partials) != 0)
     _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
@@ -328,6 +372,7 @@ def _row_parallel(
     out: Any,
     k: int | None,
     partials: Any,
+    scales: tuple[Any, Any, Any],
     sequence_dim: int = 0,
 ) -> Any:
     check_extents(k=k)
@@ -338,6 +383,7 @@ def _row_parallel(
     gain, eps = (None, None) if norm is None else (norm[0], float(norm[1]))
     weights, biases, split = _one(weight, bias, k)
     options = {"eps": eps, "partials": partials_number(partials), "second": None if norm is None else "y_norm"}
+    options |= dict(zip(("scale_a", "scale_b", "out_dtype"), scales))
     operands = {"bias": biases, "residual": residual, "gain": gain}
     return _run(op, chosen(group), x, weights, operands, split, out, sequence_dim, **options)
 
@@ -361,6 +407,9 @@ def _run(
     eps: float | None = None,
     m: int | None = None,
     second: str | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: Any = None,
     **options: Any,
 ) -> Any:
     """Makes a call by the library of ``x``, with rows in two dimensions. 
@@ -396,6 +445,17 @@ def _run(
         if operand.ndim != 2:
             name = named("weight", index - 1, count) if index else "x"
             raise OperandError(f"{name} has {operand.ndim} dimensions, and 2 are needed")
+    if scale_a is not None or scale_b is not None or dtype_name(x.dtype).startswith("float8"):
+        scale_a = swapped(scale_a, dim if len(getattr(scale_a, "shape", ())) == len(lead) + 1 else 0)
+        if len(lead) > 1 and len(getattr(scale_a, "shape", ())) == len(lead) + 1:
+            scale_a = scale_a.reshape(prod(lead), scale_a.shape[-1])
+        if out_dtype is None and outs:
+            out_dtype = outs[0].dtype
+        x, scales, of_scales = library.scaled(op, x, weights, scale_a, scale_b, out_dtype, given, second)
+        given |= scales
+        options |= of_scales
+    elif out_dtype is not None and out_dtype != x.dtype:
+        raise OperandError(f"out_dtype = {out_dtype}: results of {x.dtype} have the dtype of their operands, leave it out")
     results = library.run(op, comm, x, weights, given, outs, eps=eps, m=m, split=split, second=second, **options)
     if out is not None:
         return out

@@ -16,7 +16,10 @@ from ._arguments import INPUTS, check_gain, check_gates
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
+from ._scales import scaled
 from .errors import OperandError
+
+__all__ = ["FUNCTIONS", "check_result", "copied_input_linear", "run", "scaled", "taking"]
 
 _PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
 
@@ -116,6 +119,8 @@ def run(
     activation: int = 0,
     partials: int = 0,
     keep: bool = False,
+    scales: int = 0,
+    out_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Makes a call: its results in the order of ``out``, with gradients where an operand needs one."""
     others = [tensor for name, of in operands.items() for tensor in (of if INPUTS[name].of_weight else [of])]
@@ -123,7 +128,7 @@ def run(
         if out is not None and not torch.compiler.is_compiling():
             # A backward pass that needs the old values then refuses.
             increment_version(out)
-        options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation}
+        options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation, "scales": scales, "out_dtype": out_dtype}
         return call(op, comm, x, weights, operands, out, partials=partials, **options)
     given = {"out": out is not None, "return_gathered": second == "x_full"}
     given |= {name: True for name in operands if name not in _WITH_GRADIENTS}

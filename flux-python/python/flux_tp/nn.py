@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ._arguments import ACTIVATIONS, GATED, check_gates, partials_number
 from ._comm import Communicator, chosen
 from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ._scales import quantize_rows, quantized_weight
 from ._torch import FUNCTIONS, copied_input_linear
 from .errors import OperandError
 
@@ -21,6 +22,8 @@ class _ParallelLinear(nn.Module):
     """One rank's part of a linear layer whose weight is split along ``_dim``, in ``halves`` that are split alike."""
 
     _dim: int
+    # The form of scales of quantised layers.
+    scales: str | None = None
 
     def __init__(
         self,
@@ -86,6 +89,29 @@ class _ParallelLinear(nn.Module):
             return whole[2 * own.start : 2 * own.stop]
         return torch.cat([half[own] for half in whole.chunk(2)])
 
+    def _quantize(self, form: str, name: str) -> None:
+        """Holds the weight in 8 bits, with scales of a form that :func:`flux_tp.quantize` takes."""
+        if self._dim == 0 and not self.sequence_parallel:
+            raise OperandError(f"{name}: without sequence_parallel its product is torch's, which flux_tp does not quantise: leave it out by keep=")
+        group = (128 if form == "block" else 16) * (1 if self._gates is None else 2)
+        for dim, feature in enumerate(("out_features", "in_features")):
+            extent, multiple = getattr(self, feature), group * (self.comm.world_size if dim == self._dim else 1)
+            if extent % multiple:
+                raise OperandError(f"{name}: {feature} = {extent}, and {form} scales need multiples of {multiple}: leave it out by keep=")
+        self._out_dtype = self.weight.dtype
+        codes, scale = quantized_weight(self.weight, form)
+        self.weight, self.weight_scale = (nn.Parameter(of, requires_grad=False) for of in (codes, scale))
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+        self.scales = form
+
+    def _quantized(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The input of a layer, and what the op takes with it."""
+        if self.scales is None:
+            return x, {}
+        codes, scale = quantize_rows(x, self.scales, group=self.comm)
+        return codes, {"scale_a": scale, "scale_b": self.weight_scale, "out_dtype": self._out_dtype}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
         # An empty entry of Megatron-LM's linear layers.
         state_dict.pop(prefix + "_extra_state", None)
@@ -93,6 +119,7 @@ class _ParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         words = [f"{name}={getattr(self, name)}" for name in ("in_features", "out_features", "sequence_parallel", "comm")]
+        words += [f"scales={self.scales}"] * (self.scales is not None)
         return ", ".join([*words, f"bias={self.bias is not None}"])
 
 
@@ -153,7 +180,8 @@ class ColumnParallelLinear(_ParallelLinear):
                 raise OperandError(f"m = {m}: without sequence_parallel every rank has all rows, leave it out")
             y = copied_input_linear(x, self.weight, self.bias, self.out_features, self.comm)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
-        options = {"m": m, "n": self.out_features, "keep_gathered": self.keep_gathered, "sequence_dim": self.sequence_dim}
+        x, scales = self._quantized(x)
+        options = {"m": m, "n": self.out_features, "keep_gathered": self.keep_gathered, "sequence_dim": self.sequence_dim, **scales}
         return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm, **options)
 
 
@@ -190,7 +218,8 @@ class RowParallelLinear(_ParallelLinear):
         self.partials = partials
 
     def forward(self, x: Tensor) -> Tensor:
-        options = {"group": self.comm, "k": self.in_features, "partials": self.partials}
+        x, scales = self._quantized(x)
+        options = {"group": self.comm, "k": self.in_features, "partials": self.partials, **scales}
         if not self.sequence_parallel:
             return matmul_all_reduce(x, self.weight, self.bias, **options)
         return matmul_reduce_scatter(x, self.weight, self.bias, sequence_dim=self.sequence_dim, **options)

@@ -5,7 +5,10 @@
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
-use crate::operand::{Dims, Library, Weight, activation, further_inputs, name, operand, weight};
+use crate::operand::{
+    Dims, Library, Weight, activation, further_inputs, name, numerics, operand, rows_and_scales,
+    scales, weight,
+};
 use crate::ops::{Call, CallWeight, Kind, epsilon};
 use flux_ops::binding::Class;
 use flux_ops::{
@@ -33,15 +36,19 @@ pub(super) extern "C-unwind" fn kernel<const KIND: u8>(
     arguments: u64,
     _results: u64,
 ) {
-    let Some(shim) = shim() else { return };
     // SAFETY: the dispatcher gives this many arguments, and keeps them until the kernel returns.
     let stack = unsafe { std::slice::from_raw_parts(stack, arguments as usize) };
-    let run = || {
+    guarded(|shim| {
         // SAFETY: these are the arguments of the op's schema, which the kernel owns.
         let arguments = unsafe { Arguments::take(shim, stack) }?;
         arguments.call(shim, Kind::from_number(KIND))
-    };
-    let error = match catch_unwind(AssertUnwindSafe(run)) {
+    });
+}
+
+/// Runs a kernel; throws what goes wrong.
+pub(super) fn guarded(run: impl FnOnce(&'static Shim) -> Result<(), Error>) {
+    let Some(shim) = shim() else { return };
+    let error = match catch_unwind(AssertUnwindSafe(|| run(shim))) {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error,
         Err(_panic) => {
@@ -66,6 +73,7 @@ struct Arguments {
     /// `n` of each weight, or `k`, of all ranks together.
     split: Option<Vec<i64>>,
     partials: Partials,
+    scales: u64,
     constant_weights: bool,
     comm: u64,
     out: Vec<Tensor>,
@@ -112,6 +120,7 @@ impl Arguments {
             m: next().cast_signed(),
             split: optional(next()).map(integers).transpose()?,
             partials: if next() == 0 { Partials::Output } else { Partials::F32 },
+            scales: next(),
             constant_weights: next() != 0,
             comm: next(),
             out: tensors(next())?,
@@ -137,7 +146,18 @@ impl Arguments {
             place.operand(kind, name(kind, index, count), &tensor.meta()?)
         };
         let x = self.x.meta()?;
-        let mut operands = Operands::new(place.operand(Operand::X, "x", &x)?);
+        let output = self.out[0].meta()?;
+        let form = scales(self.scales)?;
+        let numerics = numerics(place.dtype("x", &x)?, form, place.dtype("out", &output)?)
+            .with_partials(self.partials);
+        let given = place.operand(Operand::X, "x", &x)?;
+        let mut operands = Operands::new(given);
+        if kind == Kind::AllGather && form.of_row(1) > 0 {
+            let [_, k] = self.weights[0].meta()?.sizes;
+            let (x, scale) = rows_and_scales(given, k, numerics)?;
+            operands = Operands::new(x);
+            operands.set(Operand::ScaleX, 0, scale);
+        }
         let mut weights = Vec::new();
         for (index, tensor) in self.weights.iter().enumerate() {
             let split_name = if kind == Kind::AllGather { "n" } else { "k" };
@@ -162,10 +182,9 @@ impl Arguments {
             activation: activation(self.activation)?,
             m: extent("m", self.m)?,
             operands,
-            dtype: place.dtype("x", &x)?,
+            numerics,
             weights: &weights,
             eps: has_norm.then_some(self.eps),
-            partials: self.partials,
             stream: place.stream(&x)?,
         };
         // SAFETY: torch keeps the operands until the call has ended on the stream; results are the
@@ -181,13 +200,18 @@ fn extent(name: &str, value: i64) -> Result<usize, Error> {
 }
 
 /// Where a call's tensors are.
-struct Place<'m> {
-    shim: &'static Shim,
-    member: &'m Member,
+pub(super) struct Place<'m> {
+    pub(super) shim: &'static Shim,
+    pub(super) member: &'m Member,
 }
 
 impl Place<'_> {
-    fn operand(&self, kind: Operand, name: &'static str, meta: &Meta) -> Result<RawTensor, Error> {
+    pub(super) fn operand(
+        &self,
+        kind: Operand,
+        name: &'static str,
+        meta: &Meta,
+    ) -> Result<RawTensor, Error> {
         let (dtype, location, dims) = self.described(name, meta)?;
         operand(kind, name, meta.address, dtype, location, &dims)
     }
@@ -198,7 +222,7 @@ impl Place<'_> {
     }
 
     /// The stream of a call with this `x`, which is where the communicator works.
-    fn stream(&self, x: &Meta) -> Result<Stream<'_>, Error> {
+    pub(super) fn stream(&self, x: &Meta) -> Result<Stream<'_>, Error> {
         Ok(match self.member.location() {
             Location::Host => Stream::Host,
             // SAFETY: torch's current stream, which torch keeps.
@@ -211,6 +235,7 @@ impl Place<'_> {
         match meta.dtype {
             dtype if dtype == types.bf16 => Ok(DType::Bf16),
             dtype if dtype == types.f16 => Ok(DType::F16),
+            dtype if dtype == types.e4m3 => Ok(DType::E4m3),
             _ => Err(Error::operand(format!(
                 "{name}: its dtype is neither torch.bfloat16 nor torch.float16: convert it"
             ))),

@@ -4,16 +4,24 @@
 //! error leaves it but as a RuntimeError with the error's message.
 
 mod kernel;
+mod quantize;
 mod shim;
 
 use crate::error::Error;
 use crate::operand::further_inputs;
 use crate::ops::Kind;
 use kernel::kernel;
+use quantize::quantize;
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 const NAMESPACE: &CStr = c"flux_tp";
+
+/// The quantising kernel's declaration: rows of `x`, normalised before where there is a gain, as E4M3
+/// with scales of the form of this number behind each in `out`. `scale` is the given one of a tensor.
+const QUANTIZE: &CStr =
+    c"quantize_rows(Tensor x, Tensor? gain, Tensor? scale, float eps, int scales, \
+    int comm, Tensor(a!) out) -> ()";
 
 /// Name and kernel of each op.
 const OPS: [(&CStr, shim::Boxed); 3] = [
@@ -26,7 +34,7 @@ const OPS: [(&CStr, shim::Boxed); 3] = [
 ///
 /// `weight`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and `k` of
 /// the others, of all ranks together. The other operands follow the weights. `activation` is a
-/// number, `partials` 1 for fp32, else 0, `constant_weights` as [`Operands`](flux_ops::Operands) has
+/// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `constant_weights` as [`Operands`](flux_ops::Operands) has
 /// it, and `comm` the number of the communicator. With a gain `second` are the normalised rows, else
 /// the gathered ones.
 fn schema(name: &CStr) -> CString {
@@ -36,7 +44,7 @@ fn schema(name: &CStr) -> CString {
     });
     let text = format!(
         "{}(Tensor x, Tensor[] weight, {}float eps, int activation, SymInt m, SymInt[]? split, int \
-         partials, bool constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()",
+         partials, int scales, bool constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()",
         name.to_string_lossy(),
         further.collect::<String>()
     );
@@ -53,8 +61,9 @@ pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
 fn register_once(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
     let shim = shim::load(cpu, cuda)?;
     let schemas = OPS.map(|(name, _)| schema(name));
-    shim.declare(NAMESPACE, schemas.iter().map(CString::as_c_str))?;
-    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS))
+    shim.declare(NAMESPACE, schemas.iter().map(CString::as_c_str).chain([QUANTIZE]))?;
+    let kernels = || OPS.into_iter().chain([(c"quantize_rows", quantize as shim::Boxed)]);
+    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, kernels()))
 }
 
 pub(crate) use kernel::take_error;

@@ -81,6 +81,7 @@ pub(super) struct Types {
     pub(super) bf16: i32,
     pub(super) f16: i32,
     pub(super) f32: i32,
+    pub(super) e4m3: i32,
     pub(super) cpu: i32,
     pub(super) cuda: i32,
 }
@@ -101,6 +102,7 @@ impl Types {
             bf16: number(c"aoti_torch_dtype_bfloat16")?,
             f16: number(c"aoti_torch_dtype_float16")?,
             f32: number(c"aoti_torch_dtype_float32")?,
+            e4m3: number(c"aoti_torch_dtype_float8_e4m3fn")?,
             cpu: number(c"aoti_torch_device_type_cpu")?,
             cuda: number(c"aoti_torch_device_type_cuda")?,
         })

@@ -1,0 +1,200 @@
+"""8-bit operands and their scales, in the shapes of ``torch._scaled_mm``; and rows that are quantised.
+
+Invariant: rows that are gathered carry their scales: ``[rows, k + scale bytes]``, the codes of each row and its fp32 scales
+behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _native
+from ._arguments import check_gain, lists, named
+from ._comm import Communicator, chosen
+from ._kernels import quantized
+from .errors import OperandError
+
+__all__ = ["E4M3", "FORMS", "quantize", "quantize_rows", "scaled", "with_scales"]
+
+E4M3 = torch.float8_e4m3fn
+FORMS = {name: number for number, name in enumerate(_native.scales_of_operands())}
+_BLOCK = 128
+_OUTPUTS = (torch.bfloat16, torch.float16)
+
+
+def scaled(
+    op: str, x: Tensor, weights: list[Tensor], scale_a: Any, scale_b: Any, out_dtype: Any, others: Mapping[str, Any], second: str | None
+) -> tuple[Tensor, dict[str, Any], dict[str, Any]]:
+    """``x`` as the op takes it, the scales among its operands, and the options of a call of 8-bit operands, checked.
+
+    ``x`` and the weights have two dimensions. ``others``: what may need a gradient.
+    """
+    count = len(weights)
+    for name, operand in {"x": x, **{named("weight", index, count): weight for index, weight in enumerate(weights)}}.items():
+        if operand.dtype != E4M3:
+            raise OperandError(f"{name} is {operand.dtype}, and operands with scales are torch.float8_e4m3fn: convert it, or leave the scales out")
+    if scale_a is None or scale_b is None:
+        missing = "scale_a" if scale_a is None else "scale_b"
+        raise OperandError(f"{missing} is not given: operands of torch.float8_e4m3fn have scale_a= and scale_b=")
+    if second == "x_full":
+        raise OperandError("return_gathered= with torch.float8_e4m3fn: gathered rows are returned of 16-bit operands alone, leave it out")
+    tensors = [tensor for of in (x, *weights, *others.values()) for tensor in (of if isinstance(of, list) else [of])]
+    if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors):
+        raise OperandError("operands of torch.float8_e4m3fn have no gradients: call the op under torch.no_grad()")
+    scale_b = [scale_b] if count == 1 and not isinstance(scale_b, (list, tuple)) else lists(scale_b, "scale_b", count)
+    shapes = [tuple(weight.shape) for weight in weights]
+    form = _form(scale_a, scale_b, shapes[0])
+    for index, (scale, (n, k)) in enumerate(zip(scale_b, shapes)):
+        expected = {"tensor": None, "row": (1, n), "block": (-(-n // _BLOCK), -(-k // _BLOCK))}[form]
+        _check(named("scale_b", index, count), scale, expected, form, x)
+    rows, k = x.shape
+    _check("scale_a", scale_a, {"tensor": None, "row": (rows, 1), "block": (rows, -(-k // _BLOCK))}[form], form, x)
+    if form == "tensor":
+        operands = {"scale_x": scale_a.reshape(1, 1)}
+    elif op == "all_gather_matmul":
+        operands, x = {}, with_scales(x, scale_a, form)
+    else:
+        operands = {"scale_x": scale_a.contiguous()}
+    operands["scale_w"] = [scale.reshape(1, 1) if form == "tensor" else scale.contiguous() for scale in scale_b]
+    return x, operands, {"scales": FORMS[form], "out_dtype": output_dtype(out_dtype)}
+
+
+def output_dtype(dtype: Any) -> torch.dtype:
+    """The dtype of the result of 8-bit operands."""
+    dtype = torch.bfloat16 if dtype is None else dtype
+    if dtype not in _OUTPUTS:
+        raise OperandError(f"out_dtype = {dtype}: give torch.bfloat16 or torch.float16")
+    return dtype
+
+
+def _form(scale_a: Any, scale_b: list[Any], shape: tuple[int, int]) -> str:
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b[0])):
+        if not isinstance(scale, Tensor):
+            raise OperandError(f"{name} is a {type(scale).__name__}: give a tensor of torch.float32")
+    found, (n, k) = scale_b[0], shape
+    # One block has one scale; so has a tensor.
+    if found.numel() == 1 and (scale_a.numel() == 1 or (n, k) != (_BLOCK, _BLOCK)):
+        return "tensor"
+    return "row" if tuple(found.shape) == (1, n) else "block"
+
+
+def _check(name: str, scale: Any, expected: tuple[int, int] | None, form: str, x: Tensor) -> None:
+    if not isinstance(scale, Tensor):
+        raise OperandError(f"{name} is a {type(scale).__name__}: give a tensor of torch.float32")
+    if scale.dtype != torch.float32:
+        raise OperandError(f"{name} is {scale.dtype}: convert it to torch.float32")
+    if scale.device != x.device:
+        raise OperandError(f"{name} is on {scale.device}, and x on {x.device}: move it there")
+    if scale.numel() != 1 if expected is None else tuple(scale.shape) != expected:
+        shape = "one element" if expected is None else list(expected)
+        raise OperandError(f"{name} is {list(scale.shape)}, and {form} scales of these operands have {shape}")
+
+
+def _bytes_behind(form: str, k: int) -> int:
+    """Bytes of a row's own scales, in whole vectors of 16."""
+    count = {"tensor": 0, "row": 1, "block": -(-k // _BLOCK)}[form]
+    return -(-count // 4) * 16
+
+
+def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
+    """Rows that carry their scales: the memory of ``x`` where they lie behind each row, as :func:`quantize_rows` has them, else a copy."""
+    rows, k = x.shape
+    wide = k + _bytes_behind(form, k)
+    if not torch.compiler.is_compiling():
+        storage = x.untyped_storage()
+        first = x.storage_offset()
+        behind = scale.untyped_storage().data_ptr() == storage.data_ptr() and scale.data_ptr() == x.data_ptr() + k
+        strides = x.stride(0), 4 * scale.stride(0)
+        dense = (rows < 2 or (strides[0] == strides[1] >= wide)) and x.stride(1) == 1 and (scale.shape[1] < 2 or scale.stride(1) == 1)
+        step = max(strides[0], wide)
+        aligned = x.data_ptr() % 16 == step % 16 == 0
+        if rows and behind and dense and aligned and first + (rows - 1) * step + wide <= storage.nbytes():
+            return x.as_strided((rows, wide), (step, 1))
+    bytes_of = scale.contiguous().view(torch.uint8)
+    padding = bytes_of.new_zeros(rows, wide - k - bytes_of.shape[1])
+    return torch.cat([x.view(torch.uint8), bytes_of, padding], 1).view(E4M3)
+
+
+def quantize_rows(
+    x: Tensor, scales: str | Tensor = "row", *, norm: tuple[Tensor, float] | None = None, group: Communicator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows of bfloat16 or float16 as ``(codes, scale)`` in one launch; ``codes * scale`` is nearly ``x``.
+
+    Args:
+        x: ``[..., k]``, contiguous rows. ``k`` is a multiple of 16, with scales of blocks of 128.
+        scales: ``"row"`` for one of each row, ``[..., 1]``; ``"block"`` for one of each 128 elements, ``[..., k/128]``; or the
+            scale of all as a tensor of one element, which is returned.
+        norm: ``(gain, eps)`` of an RMSNorm of rows before, in fp32 and not rounded between.
+        group: the communicator, on whose device it works; the first that :func:`flux_tp.init` made.
+
+    A scale is ``max(absmax / 448, 2**-126)``. Codes are rounded to nearest even, 448 at most. A NaN stays one; an infinity
+    makes all that share its scale NaN. Both results are views of one tensor, in which each row's scales lie behind it:
+    :func:`all_gather_matmul` takes them without a copy. There is no gradient.
+    """
+    comm = chosen(group)
+    if not isinstance(x, Tensor) or x.dtype not in _OUTPUTS:
+        found = x.dtype if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise OperandError(f"x is {found}: give a tensor of torch.bfloat16 or torch.float16")
+    if x.ndim == 0:
+        raise OperandError("x has 0 dimensions, and rows are needed")
+    gain, eps = (None, 0.0) if norm is None else (norm[0], float(norm[1]))
+    check_gain(gain, eps, x.shape[-1])
+    if torch.is_grad_enabled() and (x.requires_grad or (gain is not None and gain.requires_grad)):
+        raise OperandError("quantize_rows has no gradient: call it under torch.no_grad(), or detach x")
+    given = None
+    if isinstance(scales, Tensor):
+        _check("scales", scales, None, "tensor", x)
+        given, scales = scales, "tensor"
+    elif scales not in ("row", "block"):
+        raise OperandError(f"scales = {scales!r}: give 'row', 'block', or a tensor of one element")
+    lead, k = x.shape[:-1], x.shape[-1]
+    rows = x.reshape(-1, k) if x.numel() else x.reshape(lead.numel(), k)
+    out = torch.empty(rows.shape[0], k + _bytes_behind(scales, k), dtype=E4M3, device=x.device)
+    quantized(comm, rows, gain, None if given is None else given.reshape(1, 1), eps, FORMS[scales], out)
+    codes = out[:, :k].unflatten(0, lead) if len(lead) != 1 else out[:, :k]
+    if given is not None:
+        return codes, given
+    count = 1 if scales == "row" else k // _BLOCK
+    scale = out.view(torch.float32)[:, k // 4 : k // 4 + count]
+    return codes, scale.unflatten(0, lead) if len(lead) != 1 else scale
+
+
+def quantized_weight(weight: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """A weight ``[n, k]`` as codes and scales: of rows ``[1, n]``, or of 128 x 128 ``[n/128, k/128]``."""
+    n, k = weight.shape
+    wide = weight.detach().float()
+    if form == "row":
+        groups = wide.unsqueeze(1)
+    else:
+        groups = wide.reshape(n // _BLOCK, _BLOCK, k // _BLOCK, _BLOCK).transpose(1, 2).reshape(-1, 1, _BLOCK * _BLOCK)
+    most = groups.abs().amax(2, keepdim=True)
+    scale = (most / torch.finfo(E4M3).max).clamp_min(torch.finfo(torch.float32).tiny)
+    codes = (groups / scale).clamp(-448, 448).to(E4M3)
+    if form == "row":
+        return codes.squeeze(1), scale.reshape(1, n)
+    codes = codes.view(torch.uint8).reshape(n // _BLOCK, k // _BLOCK, _BLOCK, _BLOCK).transpose(1, 2).reshape(n, k)
+    return codes.view(E4M3), scale.reshape(n // _BLOCK, k // _BLOCK)
+
+
+def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
+    """Has the parallel linear layers of a model compute in 8 bits, for inference: in place, and returned.
+
+    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight as a buffer of
+    ``torch.float8_e4m3fn`` with ``weight_scale``, and quantises its input (:func:`quantize_rows`): ``"row"`` has a scale of each
+    output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay.
+
+    Args:
+        keep: layers, by name and module, that stay as they are.
+    """
+    from .nn import _ParallelLinear
+
+    if scales not in ("row", "block"):
+        raise OperandError(f"scales = {scales!r}: give 'row' or 'block'")
+    for name, layer in module.named_modules():
+        if isinstance(layer, _ParallelLinear) and layer.scales is None and not (keep and keep(name, layer)):
+            layer._quantize(scales, name or type(layer).__name__)
+    return module
