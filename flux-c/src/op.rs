@@ -6,8 +6,9 @@ use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{dtype, flux_operands, flux_tensor, of_weight, operand};
 use flux_ops::binding::{Handles, NamedActivation};
 use flux_ops::{
-    BuildError, CallError, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, OpKind, OpSpec,
-    Operand, Operands, Partials, Presence, ProblemError, Rank, WeightLayout,
+    BuildError, CallError, DType, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, Numerics,
+    OpKind, OpSpec, Operand, Operands, Partials, Presence, ProblemError, Rank, Scales,
+    WeightLayout,
 };
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
@@ -44,6 +45,27 @@ pub enum flux_dtype {
     FLUX_BF16 = 1,
     /// IEEE half precision.
     FLUX_FP16 = 2,
+    /// 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales. On a GPU of compute capability
+    /// 9.0.
+    FLUX_E4M3 = 3,
+    /// IEEE single precision: of scales alone.
+    FLUX_FP32 = 4,
+}
+
+/// The fp32 factors of operands of FLUX_E4M3: an element is its code times its scale. Extents are
+/// those of a rank's `x` and `w[n, k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum flux_scales {
+    /// None.
+    FLUX_SCALES_NONE = 0,
+    /// scale_x[1, 1], the same on all ranks that gather `x`, and scale_w[1, 1].
+    FLUX_SCALES_TENSOR = 1,
+    /// One of each row: scale_x[rows, 1], scale_w[1, n].
+    FLUX_SCALES_ROW = 2,
+    /// One of each 1 x 128 of `x` and 128 x 128 of `w`: scale_x[rows, k/128],
+    /// scale_w[n/128, k/128].
+    FLUX_SCALES_BLOCK = 3,
 }
 
 /// Activations of FLUX_ALL_GATHER_GEMM.
@@ -95,13 +117,19 @@ pub const FLUX_OP_BATCH_INVARIANT: u32 = 32;
 /// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
 /// twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
 pub const FLUX_OP_F32_PARTIALS: u32 = 64;
+/// With FLUX_E4M3 and scales of tensors or rows: tensor cores add all products, and keep fewer bits
+/// of sums than fp32. Sums leave them every 128 elements of `k` otherwise.
+pub const FLUX_OP_FAST_ACCUMULATION: u32 = 128;
+/// Of an op with scales: none of the caller's flags.
+const SCALED: u32 = 1 << 31;
 const FLAGS: u32 = FLUX_OP_BIAS
     | FLUX_OP_RESIDUAL
     | FLUX_OP_RMS_NORM
     | FLUX_OP_CAPTURES
     | FLUX_OP_WEIGHTS_KN
     | FLUX_OP_BATCH_INVARIANT
-    | FLUX_OP_F32_PARTIALS;
+    | FLUX_OP_F32_PARTIALS
+    | FLUX_OP_FAST_ACCUMULATION;
 
 /// The flag with which an op takes an operand, and its name.
 const fn flag_of(operand: Operand) -> Option<(u32, &'static str)> {
@@ -109,6 +137,7 @@ const fn flag_of(operand: Operand) -> Option<(u32, &'static str)> {
         Operand::Bias => Some((FLUX_OP_BIAS, "FLUX_OP_BIAS")),
         Operand::Residual => Some((FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL")),
         Operand::Gain | Operand::YNorm => Some((FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM")),
+        Operand::ScaleX | Operand::ScaleW => Some((SCALED, "options.scales")),
         Operand::X | Operand::W | Operand::Y | Operand::XFull => None,
     }
 }
@@ -125,15 +154,16 @@ pub struct flux_op_options {
     pub size: usize,
     /// A flux_op_kind.
     pub kind: i32,
-    /// A flux_dtype.
+    /// A flux_dtype: of `x` and `w`.
     pub dtype: i32,
     /// Most rows of a call, of all ranks together.
     pub max_m: usize,
-    /// Output features of all ranks together, a multiple of 8, with gates of 16. Of
-    /// FLUX_ALL_GATHER_GEMM at least as many for each rank.
+    /// Output features of all ranks together, a multiple of 8, with gates of 16; of FLUX_E4M3 twice
+    /// as many, with FLUX_SCALES_BLOCK of 128 and 256. Of FLUX_ALL_GATHER_GEMM at least as many for
+    /// each rank.
     pub n: usize,
-    /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM
-    /// at least 8 for each rank.
+    /// Inner features of all ranks together, a multiple of 8, of FLUX_E4M3 of 16, with
+    /// FLUX_SCALES_BLOCK of 128. Of others than FLUX_ALL_GATHER_GEMM at least as many for each rank.
     pub k: usize,
     /// Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
     /// the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
@@ -146,6 +176,10 @@ pub struct flux_op_options {
     pub activation: i32,
     /// The eps of FLUX_OP_RMS_NORM; else 0.
     pub rms_norm_eps: f32,
+    /// A flux_scales, of FLUX_E4M3; else 0.
+    pub scales: i32,
+    /// A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
+    pub output: i32,
     /// 0.
     pub reserved: u32,
 }
@@ -215,8 +249,8 @@ impl flux_op_options {
                  all weights"
             )));
         }
-        let dtype = dtype("options.dtype", self.dtype)?;
-        let mut spec = OpSpec::new(kind, self.max_m, self.n, self.k, dtype);
+        let mut spec = OpSpec::new(kind, self.max_m, self.n, self.k, self.numerics()?);
+        spec.numerics.fast_accumulation = has(FLUX_OP_FAST_ACCUMULATION);
         if has(FLUX_OP_F32_PARTIALS) {
             spec.numerics.partials = Partials::F32;
         }
@@ -241,6 +275,29 @@ impl flux_op_options {
         spec.max_workspace = defaults.max_workspace;
         Ok(spec)
     }
+
+    /// Element types, with scales and outputs of 8-bit operands alone.
+    fn numerics(&self) -> Result<Numerics, Error> {
+        let dtype = dtype("options.dtype", self.dtype)?;
+        let scales = usize::try_from(self.scales).ok().and_then(|at| Scales::ALL.get(at).copied());
+        let numerics = match (dtype, scales, self.output) {
+            (DType::E4m3, Some(scales), output) => {
+                Numerics::e4m3(scales, self::dtype("options.output", output)?)
+            }
+            (DType::Bf16 | DType::F16, Some(Scales::None), 0) => dtype.into(),
+            _ => Numerics::e4m3(Scales::None, dtype),
+        };
+        let fast_accumulation = self.flags & FLUX_OP_FAST_ACCUMULATION != 0;
+        if (Numerics { fast_accumulation, ..numerics }).is_supported() {
+            return Ok(numerics);
+        }
+        Err(Error::argument(format!(
+            "options.dtype = {}, scales = {}, output = {}, flags = {:#x}: give FLUX_E4M3 with a \
+             flux_scales and the output FLUX_BF16 or FLUX_FP16, or another dtype with 0 for both; \
+             FLUX_OP_FAST_ACCUMULATION with FLUX_SCALES_TENSOR or FLUX_SCALES_ROW alone",
+            self.dtype, self.scales, self.output, self.flags
+        )))
+    }
 }
 
 /// Creates an op. Collective: every rank creates the same ops in the same order, and no other
@@ -263,7 +320,11 @@ pub unsafe extern "C" fn flux_op_create(
         let options = unsafe { structure(options) }?;
         let spec = options.spec(comm.comm()?.defaults)?;
         let built = FusedLinear::build(spec, &comm.comm()?.comm).map_err(built_in_c)?;
-        let made = OPS.keep(Op { op: built, flags: options.flags, max_m: options.max_m, comm });
+        let made = {
+            let scaled = if options.scales == 0 { 0 } else { SCALED };
+            let flags = options.flags | scaled;
+            OPS.keep(Op { op: built, flags, max_m: options.max_m, comm })
+        };
         // SAFETY: the caller's place for a handle, which was checked not to be NULL.
         unsafe { op.write(made) };
         Ok(())

@@ -2,20 +2,21 @@
 
 use crate::error::Error;
 use crate::handle::{Structure, given};
-use flux_ops::{DType, Layout, Location, Operand, RawTensor};
+use flux_ops::{DType, ElementType, Layout, Location, Operand, RawTensor};
 use std::ffi::c_void;
 
 /// A row-major matrix of the caller's. A vector is one row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct flux_tensor {
-    /// Address of the first element: a multiple of 16. NULL is possible without rows.
+    /// Address of the first element: a multiple of 16, of FLUX_FP32 of 4. NULL is possible without
+    /// rows.
     pub data: *mut c_void,
     /// Rows.
     pub rows: usize,
     /// Columns: consecutive elements of a row.
     pub cols: usize,
-    /// Elements from a row to the next, a multiple of 8; 0 for `cols`.
+    /// Elements from a row to the next, in bytes a multiple of 16, of FLUX_FP32 of 4; 0 for `cols`.
     pub row_stride: usize,
     /// A flux_dtype.
     pub dtype: i32,
@@ -30,9 +31,14 @@ pub struct flux_operands {
     pub size: usize,
     /// Input: see flux_op_kind.
     pub x: *const flux_tensor,
-    /// Weight: see flux_op_kind. Of an op with several weights `w`, `bias` and `y` are arrays, with
-    /// an element for each weight.
+    /// Weight: see flux_op_kind. Of an op with several weights `w`, `scale_w`, `bias` and `y` are
+    /// arrays, with an element for each weight.
     pub w: *const flux_tensor,
+    /// With scales: of FLUX_FP32, see flux_scales. Of FLUX_ALL_GATHER_GEMM scales of rows and of
+    /// blocks lie behind the `k` elements of each row of `x`, which travel with them.
+    pub scale_x: *const flux_tensor,
+    /// With scales: of FLUX_FP32, see flux_scales.
+    pub scale_w: *const flux_tensor,
     /// With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
     /// each of this rank's rows of the weight `[n, k]`.
     pub bias: *const flux_tensor,
@@ -46,7 +52,7 @@ pub struct flux_operands {
     pub y_norm: *const flux_tensor,
     /// Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     pub x_full: *const flux_tensor,
-    /// Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
+    /// Elements of `w`, `scale_w`, `bias` and `y`: those of the op's columns. 0 for one.
     pub weight_count: usize,
     /// 1 where the weights are there before the work ahead of the call on its stream begins, else 0.
     /// On Hopper the call then loads the first of them while the kernel ahead ends. Whoever changes
@@ -65,6 +71,8 @@ impl flux_operands {
         match operand {
             Operand::X => self.x,
             Operand::W => self.w,
+            Operand::ScaleX => self.scale_x,
+            Operand::ScaleW => self.scale_w,
             Operand::Bias => self.bias,
             Operand::Residual => self.residual,
             Operand::Gain => self.gain,
@@ -75,13 +83,29 @@ impl flux_operands {
     }
 }
 
-/// The element type with this number.
-pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
+/// FLUX_E4M3.
+const E4M3: i32 = 3;
+
+/// The element type with this number, of memory.
+fn element(name: &str, number: i32) -> Result<ElementType, Error> {
     match number {
-        1 => Ok(DType::Bf16),
-        2 => Ok(DType::F16),
+        1 => Ok(DType::Bf16.into()),
+        2 => Ok(DType::F16.into()),
+        E4M3 => Ok(DType::E4m3.into()),
+        4 => Ok(ElementType::F32),
         other => Err(Error::argument(format!(
-            "{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"
+            "{name} = {other} is no flux_dtype: give FLUX_BF16, FLUX_FP16, FLUX_E4M3 or FLUX_FP32"
+        ))),
+    }
+}
+
+/// The element type with this number, of matrices.
+pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
+    match element(name, number)? {
+        ElementType::Matrix(dtype) => Ok(dtype),
+        ElementType::F32 => Err(Error::argument(format!(
+            "{name} is FLUX_FP32, of which no op multiplies operands: give FLUX_BF16, FLUX_FP16 or \
+             FLUX_E4M3"
         ))),
     }
 }
@@ -127,9 +151,10 @@ fn described(
     location: Location,
 ) -> Result<RawTensor, Error> {
     let flux_tensor { data, rows, cols, row_stride, dtype: number } = tensor;
-    let dtype = dtype(dtype_name, number)?.into();
-    // Of one row the stride says nothing.
-    let row_stride = if row_stride == 0 || rows <= 1 { cols } else { row_stride };
+    let dtype = element(dtype_name, number)?;
+    // Of one row the stride says nothing, but how much room for scales is behind it.
+    let says_nothing = rows <= 1 && number != E4M3;
+    let row_stride = if row_stride == 0 || says_nothing { cols } else { row_stride };
     let layout = Layout::strided(rows, cols, row_stride);
     Ok(RawTensor {
         address: data.expose_provenance() as u64,

@@ -83,6 +83,8 @@ fn op_options() -> flux_op_options {
         flags: 0,
         activation: 0,
         rms_norm_eps: 0.0,
+        scales: 0,
+        output: 0,
         reserved: 0,
     }
 }
@@ -189,6 +191,8 @@ fn extents_of_an_op_are_checked_before_they_are_multiplied() {
             flux_op_options { kind: number, ..good },
             flux_op_options { dtype: number, ..good },
             flux_op_options { activation: number, ..good },
+            flux_op_options { scales: number, ..good },
+            flux_op_options { output: number, ..good },
         ] {
             refused(create(comm, options).0);
         }
@@ -244,6 +248,8 @@ fn a_matrix_that_no_memory_holds_is_not_read() {
             size,
             x: guarded(&[x]),
             w: guarded(&[w]),
+            scale_x: null(),
+            scale_w: null(),
             bias: null(),
             residual: null(),
             gain: null(),

@@ -68,6 +68,8 @@ fn options(kind: flux_op_kind) -> flux_op_options {
         flags: 0,
         activation: 0,
         rms_norm_eps,
+        scales: 0,
+        output: 0,
         reserved: 0,
     }
 }
@@ -106,6 +108,8 @@ fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands 
         size,
         x,
         w,
+        scale_x: null(),
+        scale_w: null(),
         bias: null(),
         residual: null(),
         gain: null(),
@@ -120,6 +124,62 @@ fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands 
 fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
     // SAFETY: tensors of this test, which outlive the call.
     unsafe { flux_op_forward_host(op, operands) }
+}
+
+/// Rows of 8-bit operands with their scales behind them.
+#[test]
+fn operands_of_8_bits_have_scales() {
+    let (rows, n, k, wide) = (2, 32, 32, 48);
+    let one = 0x38_u8; // 1.0: an exponent of 7, the bias
+    let mut x = vec![one; rows * wide];
+    for (row, scale) in x.chunks_exact_mut(wide).zip([2.0_f32, 4.0]) {
+        row[k..k + 4].copy_from_slice(&scale.to_le_bytes());
+    }
+    let (mut w, mut of_w, mut y) = (vec![one; n * k], vec![0.5_f32; n], ones(rows * n));
+    let of = |data: *mut c_void, rows, cols, row_stride, dtype: flux_dtype| flux_tensor {
+        data,
+        rows,
+        cols,
+        row_stride,
+        dtype: dtype as i32,
+    };
+    let behind = x[k..].as_mut_ptr().cast();
+    let scale_x = of(behind, rows, 1, wide / 4, flux_dtype::FLUX_FP32);
+    let x = of(x.as_mut_ptr().cast(), rows, k, wide, flux_dtype::FLUX_E4M3);
+    let w = of(w.as_mut_ptr().cast(), n, k, 0, flux_dtype::FLUX_E4M3);
+    let scale_w = of(of_w.as_mut_ptr().cast(), 1, n, 0, flux_dtype::FLUX_FP32);
+    let y_tensor = tensor(&mut y, rows, n);
+
+    let [Rank(comm)] = connected(host());
+    let (dtype, output) = (flux_dtype::FLUX_E4M3 as i32, flux_dtype::FLUX_BF16 as i32);
+    let scales = flux_scales::FLUX_SCALES_ROW as i32;
+    let good = flux_op_options { n, k, dtype, scales, output, ..options(FLUX_ALL_GATHER_GEMM) };
+    let op = created(comm, good);
+    let plain = operands(&x, &w, &y_tensor);
+    let scaled =
+        flux_operands { scale_x: &raw const scale_x, scale_w: &raw const scale_w, ..plain };
+    let words = "operands.scale_x is NULL, and the op was created with options.scales: give it";
+    refused(forward(op, &plain), FLUX_ERROR_OPERAND, words);
+    let apart = flux_tensor { row_stride: 1, ..scale_x };
+    let apart = flux_operands { scale_x: &raw const apart, ..scaled };
+    refused(forward(op, &apart), FLUX_ERROR_OPERAND, "does not lie behind the rows of x");
+    done(forward(op, &scaled));
+    done(flux_op_destroy(op));
+    let sums = |scale: f32| std::iter::repeat_n(bf16::from_f32(scale * 16.0), n);
+    assert!(y.iter().copied().eq(sums(2.0).chain(sums(4.0))), "{y:?}");
+
+    let fast = FLUX_OP_FAST_ACCUMULATION;
+    for (bad, words) in [
+        (flux_op_options { scales: 0, ..good }, "scales = 0"),
+        (flux_op_options { output: 3, ..good }, "output = 3"),
+        (flux_op_options { output: 4, ..good }, "FLUX_FP32"),
+        (flux_op_options { dtype: 1, ..good }, "options.dtype = 1, scales = 2"),
+        (flux_op_options { dtype: 4, ..good }, "options.dtype is FLUX_FP32"),
+        (flux_op_options { scales: 3, flags: fast, ..good }, "FLUX_OP_FAST_ACCUMULATION"),
+    ] {
+        refused(create(comm, bad).0, FLUX_ERROR_ARGUMENT, words);
+    }
+    done(flux_comm_destroy(comm));
 }
 
 #[test]
