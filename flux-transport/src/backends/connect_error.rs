@@ -36,11 +36,11 @@ pub enum ConnectError {
     Deadline { deadline: Duration, limit: Duration },
     /// The peers go on without this rank, so it cannot take part in what they rebuild.
     #[error(
-        "rank {by} and the others go on without this rank, which was late: start it anew, as the \
+        "rank {by} says that this rank was late, and the others go on without it: start it anew, as the \
          replacement of itself"
     )]
     GivenUp {
-        /// A rank that gave this one up.
+        /// A rank that gave this one up; this one, where its process was paused.
         by: Rank,
     },
     /// Survivors cannot rebuild across hosts. The communicator is unchanged.

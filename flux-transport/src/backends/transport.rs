@@ -104,6 +104,12 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Ends all waits of this rank, now and later. `reason` is not 0.
     fn set_abort(&self, reason: u32);
 
+    /// The last call that had been made when this rank's process was last paused for half of the
+    /// deadline, where messages need its host; for whoever asks, at once.
+    fn paused_in(&self) -> Option<Epoch> {
+        None
+    }
+
     /// How far the call in progress has come, where that is known without the driver.
     fn progress(&self) -> Option<String> {
         None

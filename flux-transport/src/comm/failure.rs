@@ -36,6 +36,9 @@ pub struct RankReport {
     pub doing: Doing,
     /// What a wait of its own failed with, or what ended one; who is late is not known of it.
     pub fault: Option<Fault>,
+    /// The last call that it had made when its process was paused for half of the deadline or
+    /// longer, as by a signal; known over `nccl` and `mixed`.
+    pub paused_in: Option<Epoch>,
     /// Its last calls, oldest first, at most 64; none where it did not answer.
     pub calls: Vec<CallRecord>,
 }
@@ -65,37 +68,55 @@ pub enum Doing {
 }
 
 /// What a rank answers that is asked what it does.
-pub(super) fn encode_answer(record: Option<&FaultRecord>, calls: &[CallRecord]) -> Vec<u8> {
-    let mut bytes = vec![u8::from(record.is_some())];
-    bytes.extend(record.into_iter().flat_map(record_to_bytes));
-    bytes.extend(flight::encode(calls));
-    bytes
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) record: Option<FaultRecord>,
+    pub(super) paused_in: Option<Epoch>,
+    pub(super) calls: Vec<CallRecord>,
 }
 
-/// What [`encode_answer`] says; `None` for what it does not write.
-pub(super) fn decode_answer(bytes: &[u8]) -> Option<(Option<FaultRecord>, Vec<CallRecord>)> {
-    let (record, calls) = match bytes.split_first()? {
-        (0, calls) => (None, calls),
-        (1, rest) => {
-            rest.split_first_chunk().map(|(record, calls)| (Some(record_from(record)), calls))?
-        }
-        _ => return None,
-    };
-    Some((record, flight::decode(calls)?))
+impl Said {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let Self { record, paused_in, calls } = self;
+        let mut bytes = vec![u8::from(record.is_some()), u8::from(paused_in.is_some())];
+        bytes.extend(record.iter().flat_map(record_to_bytes));
+        bytes.extend(paused_in.iter().flat_map(|epoch| epoch.get().to_le_bytes()));
+        bytes.extend(flight::encode(calls));
+        bytes
+    }
+
+    /// What [`encode`](Self::encode) writes; `None` for anything else.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (&[waits, paused], rest) = bytes.split_first_chunk()?;
+        let (record, rest) = match waits {
+            0 => (None, rest),
+            1 => rest.split_first_chunk().map(|(one, rest)| (Some(record_from(one)), rest))?,
+            _ => return None,
+        };
+        let (paused_in, calls) = match paused {
+            0 => (None, rest),
+            1 => rest
+                .split_first_chunk()
+                .map(|(&one, rest)| (Some(u32::from_le_bytes(one)), rest))?,
+            _ => return None,
+        };
+        let (paused_in, calls) = (paused_in.map(Epoch::new), flight::decode(calls)?);
+        Some(Self { record, paused_in, calls })
+    }
 }
 
 impl RankReport {
     pub(super) fn new(rank: Rank, answer: &Answer) -> Self {
-        let silent = |doing| Self { rank, doing, fault: None, calls: Vec::new() };
+        let silent = |doing| Self { rank, doing, fault: None, paused_in: None, calls: Vec::new() };
         match answer {
             Answer::Silent => silent(Doing::Silent),
             Answer::Left => silent(Doing::Left),
             Answer::Lost => silent(Doing::Gone),
-            Answer::Reply(words) => match decode_answer(words) {
+            Answer::Reply(words) => match Said::decode(words) {
                 None => silent(Doing::Silent),
-                Some((record, calls)) => {
+                Some(Said { record, paused_in, calls }) => {
                     let fault = record.map(|record| Fault::from_record(&record, Vec::new()));
-                    Self { rank, doing: doing(&calls), fault, calls }
+                    Self { rank, doing: doing(&calls), fault, paused_in, calls }
                 }
             },
         }
@@ -173,7 +194,10 @@ impl fmt::Display for Failure {
             let waits_for = report
                 .awaited()
                 .map_or_else(String::new, |peer| format!(", and waited for rank {peer}"));
-            let words = format!("{}{waits_for}", report.doing);
+            let paused = report
+                .paused_in
+                .map_or_else(String::new, |call| format!(", and was paused in call {call}"));
+            let words = format!("{}{waits_for}{paused}", report.doing);
             match told.iter_mut().find(|(known, _)| *known == words) {
                 Some((_, same)) => same.push(report.rank),
                 None => told.push((words, vec![report.rank])),
@@ -237,7 +261,13 @@ pub(super) mod tests {
         (0..)
             .map(Rank::new)
             .zip(doing)
-            .map(|(rank, &doing)| RankReport { rank, doing, fault: None, calls: Vec::new() })
+            .map(|(rank, &doing)| RankReport {
+                rank,
+                doing,
+                fault: None,
+                paused_in: None,
+                calls: Vec::new(),
+            })
             .collect()
     }
 
@@ -316,13 +346,15 @@ pub(super) mod tests {
         #[test]
         fn what_a_rank_answers_comes_back(
             record in prop::option::of(any::<[u32; 16]>()),
+            paused_in in prop::option::of(any::<u32>()),
             epochs in prop::collection::vec(any::<u32>(), 0..4),
         ) {
-            let record: Option<FaultRecord> = record.map(bytemuck::cast);
-            let calls: Vec<CallRecord> = epochs.into_iter().map(|epoch| call(epoch, CallState::Done)).collect();
-            let bytes = encode_answer(record.as_ref(), &calls);
-            prop_assert_eq!(decode_answer(&bytes), Some((record, calls)));
-            prop_assert_eq!(decode_answer(&bytes[..bytes.len() - 1]), None);
+            let (record, paused_in) = (record.map(bytemuck::cast), paused_in.map(Epoch::new));
+            let calls = epochs.into_iter().map(|epoch| call(epoch, CallState::Done)).collect();
+            let said = Said { record, paused_in, calls };
+            let bytes = said.encode();
+            prop_assert_eq!(Said::decode(&bytes[..bytes.len() - 1]), None);
+            prop_assert_eq!(Said::decode(&bytes), Some(said));
         }
     }
 
@@ -330,7 +362,8 @@ pub(super) mod tests {
     fn a_rank_that_is_asked_again_has_said_what_it_said_last() {
         let record = timeout(1, 2, 42);
         let says = |record: Option<&FaultRecord>| {
-            Answer::Reply(encode_answer(record, &[call(42, CallState::Begun)]))
+            let calls = vec![call(42, CallState::Begun)];
+            Answer::Reply(Said { record: record.copied(), calls, ..Said::default() }.encode())
         };
         let mut report = RankReport::new(Rank::new(1), &Answer::Silent);
         report.renew(&says(None));

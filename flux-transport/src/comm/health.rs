@@ -30,7 +30,7 @@ pub(super) struct Health {
     aborted: OnceLock<PeerFault>,
     /// Ranks (bits) that some rank has given up waiting for.
     given_up: AtomicU32,
-    /// Ranks (bits) that have said whom they gave up. Set after those.
+    /// Ranks (bits) that have said whom they gave up, which was not themselves. Set after those.
     reported: AtomicU32,
     given_up_by: OnceLock<Rank>,
     departures: Departures,
@@ -194,7 +194,9 @@ impl Health {
 
     fn peer_gave_up(&self, by: Rank, what: &GaveUp) {
         self.exclude(what.late());
-        self.reported.fetch_or(mask_of([by]), Ordering::AcqRel);
+        if what.late().all(|late| late != by) {
+            self.reported.fetch_or(mask_of([by]), Ordering::AcqRel);
+        }
         if what.late().any(|late| late == self.rank) {
             // In this order: a call that sees that this rank was given up also sees the fault.
             let fault = Fault::Aborted { rank: by, reason: reason::LATE };
@@ -219,6 +221,11 @@ impl Health {
 
     pub(super) fn exclude(&self, ranks: impl IntoIterator<Item = Rank>) {
         self.given_up.fetch_or(mask_of(ranks), Ordering::AcqRel);
+    }
+
+    /// Notes that this rank's own process is what peers wait for.
+    pub(super) fn give_up_itself(&self) {
+        let _ = self.given_up_by.set(self.rank);
     }
 
     /// Ranks (bits) that were given up.

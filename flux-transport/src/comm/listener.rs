@@ -3,7 +3,7 @@
 //! Invariant: no notice or question is handled after the listener is dropped. So the transport is
 //! dropped by the communicator's own thread, never by one that brings notices.
 
-use super::failure;
+use super::failure::Said;
 use super::flight::Flight;
 use super::health::Health;
 use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
@@ -29,7 +29,8 @@ impl NoticeListener {
             Arc::new(move |asked| {
                 let health = listening.read().unwrap_or_else(PoisonError::into_inner);
                 let health = health.as_ref().filter(|_| asked == number)?;
-                Some(failure::encode_answer(health.record_to_tell().as_ref(), &flight.last()))
+                let (record, paused_in) = (health.record_to_tell(), health.transport().paused_in());
+                Some(Said { record, paused_in, calls: flight.last() }.encode())
             })
         };
         control.answer_with(Arc::downgrade(&answerer));

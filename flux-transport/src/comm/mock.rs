@@ -15,6 +15,7 @@ use std::time::Instant;
 /// Does what its test says, and nothing else.
 pub(super) struct MockTransport {
     pub(super) read_fault: Box<dyn Fn() -> Option<FaultRecord> + Send + Sync>,
+    pub(super) paused_in: Box<dyn Fn() -> Option<Epoch> + Send + Sync>,
     pub(super) set_abort: Box<dyn Fn(u32) + Send + Sync>,
     pub(super) drain: Box<dyn Fn() + Send + Sync>,
     pub(super) reserve: Box<dyn Fn() + Send + Sync>,
@@ -24,6 +25,7 @@ impl Default for MockTransport {
     fn default() -> Self {
         Self {
             read_fault: Box::new(|| None),
+            paused_in: Box::new(|| None),
             set_abort: Box::new(|_| {}),
             drain: Box::new(|| {}),
             reserve: Box::new(|| {}),
@@ -91,6 +93,10 @@ impl Transport for MockTransport {
 
     fn read_fault(&self) -> Option<FaultRecord> {
         (self.read_fault)()
+    }
+
+    fn paused_in(&self) -> Option<Epoch> {
+        (self.paused_in)()
     }
 
     fn set_abort(&self, reason: u32) {

@@ -140,6 +140,9 @@ impl Communicator {
             Judgement::Own(Stragglers { ranks: late, .. }) => {
                 if !late.is_empty() || record.code == fault::DISAGREED {
                     health.exclude(late.iter().copied());
+                    if late.contains(&health.rank()) {
+                        health.give_up_itself();
+                    }
                     control.give_up(&GaveUp {
                         communicator: world.communicator(),
                         late: mask_of(late.iter().copied()),

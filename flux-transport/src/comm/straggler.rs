@@ -1,7 +1,7 @@
 //! Finds the stragglers behind a wait that passed its deadline.
 //!
-//! Invariant: a rank that waits itself is no straggler, unless a peer has given it up and it has
-//! not reported since.
+//! Invariant: a rank that waits itself is no straggler, unless its process was paused in the call,
+//! or a peer has given it up and it has not reported since.
 
 use super::failure::{Doing, RankReport};
 use super::flight::CallState;
@@ -62,10 +62,12 @@ pub(super) fn stragglers(
             || (waits_for(report, epoch).is_some() && !verdicts.is_given_up(rank))
     };
     let is_late = |report: &&RankReport| {
-        !waits(report) && (report.doing.is_late_for(epoch) || verdicts.is_given_up(report.rank))
+        let is_behind = report.doing.is_late_for(epoch) || verdicts.is_given_up(report.rank);
+        was_paused_in(report, epoch) || (!waits(report) && is_behind)
     };
     let may_wait = |report: &&RankReport| {
-        matches!(report.doing, Doing::Launched(_)) && !verdicts.is_given_up(report.rank)
+        let is_late = was_paused_in(report, epoch) || verdicts.is_given_up(report.rank);
+        matches!(report.doing, Doing::Launched(_)) && !is_late
     };
     let (waiting, certain): (Vec<&RankReport>, Vec<&RankReport>) =
         reports.iter().filter(is_late).partition(may_wait);
@@ -98,8 +100,8 @@ pub(super) fn stragglers(
     }
 }
 
-/// Follows each rank's own wait from rank to rank, to one that reports none or was given up. In a
-/// circle: the first awaited.
+/// Follows each rank's own wait from rank to rank, to one that reports none, was paused or was given
+/// up. In a circle: the first awaited.
 fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Rank {
     let (first, mut epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
     let (mut at, mut seen) = (first, mask_of([Rank::new(record.rank)]));
@@ -108,12 +110,19 @@ fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> 
             return first;
         }
         seen |= mask_of([at]);
-        let report = reports.get(at.index()).filter(|_| !verdicts.is_given_up(at));
+        let waits =
+            |report: &&RankReport| !verdicts.is_given_up(at) && !was_paused_in(report, epoch);
+        let report = reports.get(at.index()).filter(waits);
         match report.and_then(|report| waits_for(report, epoch)) {
             Some((peer, of)) if peer.index() < reports.len() => (at, epoch) = (peer, of),
             _ => return at,
         }
     }
+}
+
+/// Whether a rank's process was paused in call `epoch`, ahead of making it, or in a later one.
+fn was_paused_in(report: &RankReport, epoch: Epoch) -> bool {
+    report.paused_in.is_some_and(|call| not_after(epoch.before(1), call))
 }
 
 /// Whether a host has put call `epoch` on a stream, by what its rank does.
@@ -314,6 +323,39 @@ mod tests {
                 vec![took(longest), crate::CallRecord { noted: DEADLINE, ..launched(43) }];
             assert_eq!(late(&reports, Verdicts::default()), named, "{longest:?}");
         }
+    }
+
+    /// Whatever its host or its kernel waits for by then: its messages did not go on meanwhile.
+    #[test]
+    fn a_rank_whose_process_was_paused_in_the_call_is_late_though_it_runs_on() {
+        let reported = Verdicts { reported: mask_of([Rank::new(2)]), ..Verdicts::default() };
+        let own = timeout(0, 1, 42);
+        let whole = [own, timeout(1, 2, 42), timeout(2, 3, 42), timeout(3, 0, 42)];
+        let silent = FaultRecord { wait: fault::CALL, ..own };
+        let mover = FaultRecord { wait: fault::PUSHED, peer: 0, ..own };
+        for record in [own, silent, mover] {
+            for of in [Doing::In(call(42, CallState::Begun)), Doing::In(call(43, CallState::Begun))]
+            {
+                for (paused_in, verdicts) in [(41, reported), (42, Verdicts::default())] {
+                    let mut reports = waiting(4, &whole);
+                    reports[2].doing = of;
+                    let found = |reports: &[RankReport]| {
+                        stragglers(&record, reports, verdicts, DEADLINE).ranks
+                    };
+                    assert!(!found(&reports).contains(&Rank::new(2)), "{record:?}");
+                    reports[2].paused_in = Some(Epoch::new(paused_in));
+                    assert_eq!(found(&reports), [Rank::new(2)], "{record:?} {paused_in}");
+                    // Long over.
+                    reports[2].paused_in = Some(Epoch::new(40));
+                    assert!(!found(&reports).contains(&Rank::new(2)), "{record:?}");
+                }
+            }
+        }
+        // Its own wait began before it was paused.
+        let mut reports = waiting(4, &[timeout(2, 0, 42)]);
+        reports[2].paused_in = Some(Epoch::new(42));
+        let found = stragglers(&timeout(2, 0, 42), &reports, Verdicts::default(), DEADLINE);
+        assert_eq!(found.ranks, [Rank::new(2)]);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
+/// The same of ranks that take turns on a device: the kernel ahead of a wait, and the end of what
+/// was given up, each come when their rank has its turn.
+const SLACK_BY_TURNS: Duration = Duration::from_secs(1);
 /// How long a stopped rank stays stopped beyond the deadline at least, so that every wait has
 /// expired.
 const SOON: Duration = Duration::from_millis(100);
@@ -151,6 +154,7 @@ impl Suite<'_> {
         injected: u64,
     ) -> Result<(), EarlyEnd> {
         let (limit, deadline) = (self.limit(), self.args.deadline());
+        let slack = if self.args.ranks_per_gpu > 1 { SLACK_BY_TURNS } else { SLACK };
         for at in (0..self.ranks.len()).filter(|&at| at != victim) {
             let report = self.next_reply(at, limit)?;
             let Reply::Failed { how, began, ended, wrong, text } = report else {
@@ -170,7 +174,7 @@ impl Suite<'_> {
                     self.tally.slowest_timeout.max(after.saturating_sub(deadline));
                 (
                     how == FailureKind::Timeout { late: vec![victim as u32] },
-                    lasted >= deadline && after <= deadline + SLACK,
+                    lasted >= deadline && after <= deadline + slack,
                 )
             };
             if !named {
@@ -199,9 +203,12 @@ impl Suite<'_> {
     /// Checks that a rank which the others gave up fails, and ends on request.
     fn has_failed(&mut self, late: &mut Process) -> Result<(), EarlyEnd> {
         let limit = self.limit();
+        let itself = FailureKind::Timeout { late: vec![late.rank] };
         match late.reply(limit)? {
-            // It has nobody else to blame, whatever its own waits came to while it was stopped.
-            Some(Reply::Failed { wrong: 0, how: FailureKind::Aborted { .. }, .. }) => {}
+            // It has nobody else to blame, whatever its own waits came to while it was stopped. It
+            // may know so before it hears from those that gave it up.
+            Some(Reply::Failed { wrong: 0, how, .. })
+                if matches!(how, FailureKind::Aborted { .. }) || how == itself => {}
             None => self.tally.count(Finding::Hang, &format!("rank {}, which ran on", late.rank)),
             Some(other) => self.tally.count(
                 Finding::Misnamed,

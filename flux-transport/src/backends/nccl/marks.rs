@@ -236,7 +236,7 @@ impl CollectiveStall {
             self.inquiry = None;
         }
         let Some(mark) = mark else {
-            self.stall.lasts(None, now);
+            self.stall.lasts(None, deadline, now);
             return Verdict::Wait;
         };
         let answer = self.inquiry.as_ref().and_then(Inquiry::answer);
@@ -245,7 +245,7 @@ impl CollectiveStall {
         let place = Place::new(mark.bound, is_passed);
         // Until the driver has said that the device is ahead of it, it counts as in it.
         let at = Some((mark.epoch, place == Place::Ahead));
-        let verdict = place.judge(self.stall.lasts(at, now), deadline);
+        let verdict = place.judge(self.stall.lasts(at, deadline, now), deadline);
         if verdict == Verdict::Ask && self.inquiry.is_none() {
             self.inquiry = Some(Inquiry::new(move || mark.is_passed()));
         }
@@ -286,13 +286,20 @@ mod tests {
         }
     }
 
-    /// Verdicts where answers of the driver are seen after so many eighths of the deadline.
+    /// Verdicts where answers of the driver are seen after so many eighths of the deadline, in each
+    /// of which the thread looks.
     fn verdicts(bound: Bound, answers: &[(u32, Option<bool>)]) -> Vec<Verdict> {
         let (start, mut stall) = (Instant::now(), Stall::new());
+        let (mut at, mut looked) = (Place::Unknown, answers[0].0);
         let judged = |&(after, is_passed): &(u32, Option<bool>)| {
-            let place = Place::new(bound, is_passed);
-            let lasts = stall.lasts(place == Place::Ahead, start + after * (SECOND / 8));
-            place.judge(lasts, SECOND)
+            let mut lasts = |place, eighths| {
+                stall.lasts(place == Place::Ahead, SECOND, start + eighths * (SECOND / 8))
+            };
+            for eighths in looked..after {
+                lasts(at, eighths);
+            }
+            (at, looked) = (Place::new(bound, is_passed), after);
+            at.judge(lasts(at, after), SECOND)
         };
         answers.iter().map(judged).collect()
     }

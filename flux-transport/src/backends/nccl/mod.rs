@@ -39,6 +39,7 @@ mod marks;
 mod members;
 mod messages;
 mod outbox;
+mod pause;
 mod peers;
 mod progress;
 mod proof;

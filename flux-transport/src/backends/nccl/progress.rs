@@ -110,24 +110,32 @@ impl ProgressWord {
     }
 }
 
-/// For how long something has stood where it stands.
+/// Looks in a deadline at least. What lies between two counts for no more than its part: a host that
+/// was stopped has not seen whether anything moved, and nobody else is to blame for it.
+const LOOKS: u32 = 8;
+
+/// For how long something has been seen to stand where it stands.
 #[derive(Debug)]
 pub(super) struct Stall<P> {
     at: Option<P>,
-    since: Instant,
+    lasts: Duration,
+    looked: Instant,
 }
 
 impl<P: PartialEq> Stall<P> {
     pub(super) fn new() -> Self {
-        Self { at: None, since: Instant::now() }
+        Self { at: None, lasts: Duration::ZERO, looked: Instant::now() }
     }
 
-    /// How long it has been seen there.
-    pub(super) fn lasts(&mut self, at: P, now: Instant) -> Duration {
-        if self.at.as_ref() != Some(&at) {
-            (self.at, self.since) = (Some(at), now);
+    /// How long it has been seen there, where that may last for `deadline`.
+    pub(super) fn lasts(&mut self, at: P, deadline: Duration, now: Instant) -> Duration {
+        let since = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
+        if self.at.as_ref() == Some(&at) {
+            self.lasts += since.min(deadline / LOOKS);
+        } else {
+            (self.at, self.lasts) = (Some(at), Duration::ZERO);
         }
-        now.duration_since(self.since)
+        self.lasts
     }
 
     pub(super) const fn at(&self) -> Option<&P> {
@@ -138,7 +146,7 @@ impl<P: PartialEq> Stall<P> {
 impl Stall<Progress> {
     /// Whether calls of this deadline stand in one for too long.
     pub(super) fn is_too_long(&mut self, at: Progress, deadline: Duration, now: Instant) -> bool {
-        self.lasts(at, now) > deadline.saturating_mul(ALLOWED) && !at.has_ended()
+        self.lasts(at, deadline, now) > deadline.saturating_mul(ALLOWED) && !at.has_ended()
     }
 }
 
@@ -152,15 +160,33 @@ mod tests {
     #[test]
     fn a_stream_that_takes_no_step_in_a_call_is_found_and_one_between_calls_is_not() {
         let (start, mut stall) = (Instant::now(), Stall::new());
-        let mut at = |step, after: u32| {
-            let now = start + after * SECOND;
+        let mut look = |step, looks: u32| {
+            let now = start + looks * (SECOND / LOOKS);
             stall.is_too_long(Progress::new(Epoch::new(7), step), SECOND, now)
+        };
+        // Somebody looks all the time.
+        let (mut last, mut looks) = (Step::Ended, 0);
+        let mut at = |step, after: u32| {
+            (looks..after * LOOKS).for_each(|at| _ = look(last, at));
+            (last, looks) = (step, after * LOOKS);
+            look(step, looks)
         };
         assert!(!at(Step::Ended, 0) && !at(Step::Ended, 100));
         assert!(!at(Step::Begun, 101) && !at(Step::Begun, 103));
         assert!(!at(Step::Messages(0), 104), "it took a step");
         assert!(!at(Step::Messages(0), 106));
         assert!(at(Step::Messages(0), 107));
+    }
+
+    #[test]
+    fn a_host_that_was_stopped_has_not_seen_a_stream_stand_still_meanwhile() {
+        let (start, mut stall) = (Instant::now(), Stall::new());
+        let mut lasts = |after: Duration| stall.lasts((), SECOND, start + after);
+        assert_eq!(lasts(SECOND), Duration::ZERO);
+        assert_eq!(lasts(SECOND + SECOND / 10), SECOND / 10);
+        let stopped = lasts(100 * SECOND);
+        assert_eq!(stopped, SECOND / 10 + SECOND / LOOKS);
+        assert_eq!(lasts(100 * SECOND + SECOND / 10), stopped + SECOND / 10);
     }
 
     #[test]

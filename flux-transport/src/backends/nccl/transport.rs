@@ -296,6 +296,10 @@ impl Transport for NcclTransport {
         self.watchdog.abort(reason);
     }
 
+    fn paused_in(&self) -> Option<Epoch> {
+        self.watch.paused_in()
+    }
+
     fn progress(&self) -> Option<String> {
         Some(self.watch.progress().to_string())
     }

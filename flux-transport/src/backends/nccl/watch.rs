@@ -9,6 +9,7 @@ use super::link::Link;
 use super::marks::{Bound, CollectiveStall, Mark, Marks, Stamps, Verdict};
 use super::messages::{Group, Use};
 use super::outbox::Outbox;
+use super::pause::Pause;
 use super::peers::PeerCalls;
 use super::progress::{Progress, ProgressWord, Stall, Step};
 use crate::backends::device::calls::AHEAD;
@@ -41,6 +42,9 @@ pub(crate) struct CallWatch {
     pub(super) deadline: Duration,
     pub(super) device: CudaDevice,
     pub(super) stop: AtomicBool,
+    /// Whether a peer has said whom it gave up.
+    pub(super) told: AtomicBool,
+    pub(super) pause: Pause,
     word: ProgressWord,
     marks: Marks,
     /// The number of the last call that was made.
@@ -50,6 +54,20 @@ pub(crate) struct CallWatch {
     failed: OnceLock<FaultRecord>,
     /// The flags in use.
     flags: Mutex<Option<Arc<Flags>>>,
+}
+
+/// An error of NCCL's, of which the cause may still be heard.
+#[derive(Debug)]
+pub(super) struct NcclFailure {
+    error: NcclError,
+    noticed: Instant,
+}
+
+impl NcclFailure {
+    /// Whether it is the fault, as nothing else that it may come from is to be heard any more.
+    fn is_the_fault(&self, told: bool, now: Instant) -> bool {
+        told || now.saturating_duration_since(self.noticed) >= NEWS
+    }
 }
 
 /// That `rank`'s call `epoch` does not go on: for want of a rank that has not told of it, and the
@@ -98,6 +116,8 @@ impl CallWatch {
             deadline,
             device: device.clone(),
             stop: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+            pause: Pause::new(deadline),
             word: ProgressWord::new(device, epoch)?,
             marks: Marks::default(),
             made: AtomicU32::new(before.get()),
@@ -146,7 +166,12 @@ impl CallWatch {
         self.word.note(epoch, step)
     }
 
-    fn made(&self) -> Epoch {
+    /// The last call that had been made when this process was last paused for long.
+    pub(crate) fn paused_in(&self) -> Option<Epoch> {
+        self.pause.look(self.made(), Instant::now())
+    }
+
+    pub(super) fn made(&self) -> Epoch {
         Epoch::new(self.made.load(Ordering::Acquire))
     }
 
@@ -200,33 +225,32 @@ impl CallWatch {
     }
 
     /// Whether calls can no longer succeed.
-    fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.record().is_some() || self.fault.aborted()
     }
 
-    /// Whether calls can no longer succeed; NCCL is asked, too, if `ask`.
-    pub(super) fn look(&self, ask: bool) -> bool {
-        if self.has_failed() {
-            return true;
-        }
-        if !ask {
-            return false;
-        }
-        let Err(error) = self.link.status() else { return false };
-        // Over a network NCCL sees that a peer is gone before this rank hears which, which is the
-        // fault then, and known to all alike.
-        let stopped = || self.stop.load(Ordering::Acquire);
-        let news = || Ok::<_, Infallible>(self.has_failed() || stopped());
-        let Ok(_) = done_by(Instant::now() + NEWS, news);
+    /// NCCL's error, where something has failed.
+    pub(super) fn nccl_failure(&self) -> Option<NcclFailure> {
+        self.link.status().err().map(|error| NcclFailure { error, noticed: Instant::now() })
+    }
+
+    /// Whether calls can no longer succeed, where NCCL has failed. Over a network NCCL sees that a
+    /// peer is gone, or has given up, before this rank hears which, which is the fault then, and
+    /// known to all alike.
+    pub(super) fn has_failed_with(&self, failure: &NcclFailure) -> bool {
+        let error = &failure.error;
         if self.has_failed() {
             tracing::debug!(rank = self.rank.get(), %error, "NCCL has noticed, too");
             return true;
         }
         // Whoever leaves the communicator finds NCCL's error.
-        if stopped() {
+        let told = self.told.load(Ordering::Acquire);
+        if self.stop.load(Ordering::Acquire) || !failure.is_the_fault(told, Instant::now()) {
             return false;
         }
-        tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
+        if !told {
+            tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
+        }
         let (rank, epoch) = (self.rank.get(), self.made().get());
         let record = FaultRecord {
             state: 1,
@@ -250,7 +274,10 @@ impl CallWatch {
         fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>,
     ) -> Result<(), NcclError> {
         self.link.group(by, stream, fill).inspect_err(|_| {
-            self.look(true);
+            let Some(failure) = self.nccl_failure() else { return };
+            let stopped = || self.stop.load(Ordering::Acquire);
+            let news = || Ok::<_, Infallible>(stopped() || self.has_failed_with(&failure));
+            let Ok(_) = done_by(failure.noticed + 2 * NEWS, news);
         })
     }
 
@@ -338,6 +365,16 @@ fn reason_of(record: &FaultRecord) -> u32 {
 mod tests {
     use super::*;
     use crate::backends::fault::Fault;
+
+    /// Its verdict is the fault, so that the news of a lost peer are not waited for.
+    #[test]
+    fn an_error_of_nccl_is_not_held_back_where_a_peer_has_said_whom_it_gave_up() {
+        let noticed = Instant::now();
+        let failure = NcclFailure { error: NcclError::GivenUp, noticed };
+        let is_the_fault = |told, after| failure.is_the_fault(told, noticed + after);
+        assert!(is_the_fault(true, Duration::ZERO) && is_the_fault(false, NEWS));
+        assert!(!is_the_fault(false, NEWS / 2));
+    }
 
     #[test]
     fn who_has_sent_nothing_is_named_where_no_kernel_waits_for_it() {

@@ -72,10 +72,16 @@ impl PeerListener {
         let watcher: Arc<Watcher> = {
             let listening = Arc::clone(&listening);
             Arc::new(move |notice| {
-                let Notice::Told { by, communicator, words } = notice else { return };
                 let watch = listening.read().unwrap_or_else(PoisonError::into_inner);
-                if let Some(watch) = watch.as_ref().filter(|_| communicator == number) {
-                    watch.peers.hear(by, words, |epoch| watch.failure_up_to(epoch));
+                let Some(watch) = watch.as_ref() else { return };
+                match notice {
+                    Notice::Told { by, communicator, words } if communicator == number => {
+                        watch.peers.hear(by, words, |epoch| watch.failure_up_to(epoch));
+                    }
+                    Notice::GaveUp { what, .. } if what.communicator == number => {
+                        watch.told.store(true, Ordering::Release);
+                    }
+                    _ => {}
                 }
             })
         };
@@ -99,11 +105,19 @@ impl CallWatch {
     /// Until a call has failed; false where it is told to stop before.
     fn until_fault(&self, mut told: Vec<OpHash>) -> bool {
         let (mut rounds, mut collective) = (Stall::new(), CollectiveStall::new());
+        let mut error = None;
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if self.look(look % ASK == 0) || self.is_stalled(&mut rounds, &mut collective) {
+            self.pause.look(self.made(), Instant::now());
+            if self.has_failed() || self.is_stalled(&mut rounds, &mut collective) {
+                return true;
+            }
+            if error.is_none() && look % ASK == 0 {
+                error = self.nccl_failure();
+            }
+            if error.as_ref().is_some_and(|error| self.has_failed_with(error)) {
                 return true;
             }
             self.peers.tell(&mut told);
@@ -135,6 +149,7 @@ impl CallWatch {
         // being made may still wait for some.
         while !self.stop.load(Ordering::Acquire) {
             self.release();
+            self.pause.look(self.made(), Instant::now());
             if !logged && began.elapsed() > self.deadline && !self.progress().has_ended() {
                 logged = true;
                 tracing::error!(

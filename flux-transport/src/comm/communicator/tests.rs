@@ -250,6 +250,43 @@ fn a_rank_that_waits_for_a_hung_device_is_not_named_by_those_that_wait_for_it() 
     }
 }
 
+/// It runs on before any other has asked, and its own wait has failed by then.
+#[test]
+fn a_rank_whose_process_was_paused_names_itself_and_is_named_by_all() {
+    let [paused, waits, healthy] = ranks();
+    let named =
+        |fault: Fault| if let Fault::Timeout { late, .. } = fault { late } else { Vec::new() };
+    let (record, paused_in) = (waited_for(&paused, &healthy), Some(Epoch::new(5)));
+    let transport = MockTransport {
+        read_fault: Box::new(move || Some(record)),
+        paused_in: Box::new(move || paused_in),
+        ..MockTransport::default()
+    };
+    let runs_on =
+        Communicator::new(&paused, &Select::Host.into(), Box::new(transport), String::new());
+    // The one waits for the paused rank's messages, whose call it knows, and the other for that one.
+    let peers = [
+        with(&waits, Some(waited_for(&waits, &paused))),
+        with(&healthy, Some(waited_for(&healthy, &waits))),
+    ];
+    for comm in [&runs_on].into_iter().chain(&peers) {
+        let call = comm.inner.flight.begin(Some(Epoch::new(5)), None, 0);
+        comm.inner.flight.note(call, CallState::Launched);
+    }
+    assert_eq!(named(runs_on.status().unwrap_err()), [paused.rank()]);
+    for comm in &peers {
+        assert_eq!(named(comm.status().unwrap_err()), [paused.rank()]);
+        assert_eq!(comm.inner.health.given_up_by(), None);
+    }
+    let refused = runs_on.rebuild_blocking(crate::Rebuild::Survivors);
+    assert!(
+        matches!(refused, Err(crate::ConnectError::GivenUp { by }) if by == paused.rank()),
+        "{refused:?}"
+    );
+    let told = peers[0].failure().unwrap().to_string();
+    assert!(told.contains("was paused in call 5"), "{told}");
+}
+
 /// Its own waits may have failed for what it was given up for.
 #[test]
 fn a_rank_that_was_given_up_tells_of_no_wait() {

@@ -110,7 +110,7 @@ mod tests {
         assert!(
             named(ControlError::Leader { rank: one, source: io() }).starts_with("rank 2 could not")
         );
-        assert!(named(ControlError::GivenUp { by: two }).starts_with("rank 3 and the others"));
+        assert!(named(ControlError::GivenUp { by: two }).starts_with("rank 3 says that"));
         assert!(
             named(ConnectError::PeerFailed { rank: two, reason: String::new() })
                 .starts_with("rank 3 cannot connect")
