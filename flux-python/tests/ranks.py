@@ -6,37 +6,56 @@ nothing or a traceback, so a test fails with the words of the ranks.
 
 from __future__ import annotations
 
-import json
+import gc
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).parent
 PATIENCE = 240.0
 """Seconds for one case: a busy machine and a first compilation take long, a hang does not end."""
 GRACE = 30.0
 """Seconds more until ranks are killed that answer nothing, as they hang outside Python."""
+HEAVY = [
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "mistral", "qwen2", "qwen3", "gpt_neox")),
+]
+"""What takes seconds of a processor to import: once, where ranks are forks of a process that has it."""
 
 
 class Ranks:
-    """``world`` processes with the cases of ``modules``; ``options`` go to ``flux_tp.init``, ``environment`` to the processes."""
+    """``world`` processes with the cases of ``modules``; ``options`` go to ``flux_tp.init``, ``environment`` to the processes.
 
-    def __init__(self, world: int, modules: str, environment: dict[str, str] | None = None, **options: Any) -> None:
+    With ``forked``, on the host transport, they are forks of one process that has imported what is heavy, and nothing of
+    this package. A driver of GPUs is not for forks.
+    """
+
+    def __init__(self, world: int, modules: str, environment: dict[str, str] | None = None, forked: bool = False, **options: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flux-test-")
         os.chmod(self._folder.name, 0o700)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.processes = []
+        context = multiprocessing.get_context("spawn")
+        if forked and options.get("transport", "host") == "host":
+            context = _forks()
+        self.processes, self._ends = [], []
         for rank in range(world):
             variables = {
                 "FLUX_RANK": rank,
@@ -54,27 +73,30 @@ class Ranks:
                 # Multicast may fail the links of a whole host.
                 "NCCL_NVLS_ENABLE": 0,
             }
-            named = {name: str(value) for name, value in variables.items()}
-            command = [sys.executable, str(HERE / "ranks.py"), modules, json.dumps(options)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.processes.append(subprocess.Popen(command, env=os.environ | named | (environment or {}), cwd=HERE, **pipes))
+            named = {name: str(value) for name, value in variables.items()} | (environment or {})
+            own, other = context.Pipe()
+            process = context.Process(target=serve, args=(other, named, modules, options))
+            process.start()
+            # The rank's end alone: its death ends the connection.
+            other.close()
+            self.processes.append(process)
+            self._ends.append(own)
 
     def run(self, case: str, *without: int) -> None:
         """Has every rank run a case; fails with what they say. Ranks in ``without`` need not answer."""
-        for process in self.processes:
-            process.stdin.write(case + "\n")
-            process.stdin.flush()
+        for end in self._ends:
+            end.send(case)
         words = []
         deadline = threading.Timer(PATIENCE + GRACE, self.kill)
         deadline.start()
         try:
-            for rank, process in enumerate(self.processes):
-                line = process.stdout.readline()
-                if rank in without:
-                    continue
-                if not line:
-                    words.append(f"rank {rank} has ended with {process.wait(GRACE)}")
-                elif answer := json.loads(line):
+            for rank, (process, end) in enumerate(zip(self.processes, self._ends, strict=True)):
+                try:
+                    answer = end.recv()
+                except EOFError:
+                    process.join(GRACE)
+                    answer = f"it has ended with {process.exitcode}"
+                if answer and rank not in without:
                     words.append(f"rank {rank}:\n{answer}")
         finally:
             deadline.cancel()
@@ -87,10 +109,12 @@ class Ranks:
 
     def close(self) -> None:
         """Ends the ranks; each must end well unless it was killed."""
-        for process in self.processes:
-            process.stdin.close()
+        for end in self._ends:
+            end.close()
         try:
-            ends = [process.wait(PATIENCE) for process in self.processes]
+            for process in self.processes:
+                process.join(PATIENCE)
+            ends = [process.exitcode for process in self.processes]
         finally:
             self.kill()
             self._folder.cleanup()
@@ -103,17 +127,33 @@ class Ranks:
         self.close()
 
 
-def serve(modules: str, options: dict[str, Any]) -> None:
+def _forks() -> multiprocessing.context.BaseContext:
+    """Starts the process that ranks are forks of, unless it runs. It has one thread, as a process that forks must."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
+        forkserver.ensure_running()
+    return context
+
+
+def serve(requests: Connection, environment: dict[str, str], modules: str, options: dict[str, Any]) -> None:
     """Runs cases until there are no more."""
+    os.environ.update(environment)
+    os.chdir(HERE)
     # What cases print is no answer.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     signal.signal(signal.SIGALRM, _too_long)
     cases = {name: case for module in modules.split() for name, case in vars(import_module(module)).items()}
     import flux_tp
 
+    # Collections need not look at what is imported.
+    gc.freeze()
     comm = None
-    for line in sys.stdin:
+    while True:
+        try:
+            name = requests.recv()
+        except EOFError:
+            return
         signal.alarm(int(PATIENCE))
         answer = ""
         try:
@@ -122,11 +162,11 @@ def serve(modules: str, options: dict[str, Any]) -> None:
                 if comm.device is not None:
                     # As a program does: torch captures graphs on the current device.
                     import_module("torch").cuda.set_device(comm.device)
-            cases[line.strip()](comm)
+            cases[name](comm)
         except BaseException:  # noqa: BLE001 (the parent raises it)
             answer = traceback.format_exc()
         signal.alarm(0)
-        answers.write(json.dumps(answer) + "\n")
+        requests.send(answer)
 
 
 def _too_long(*_: Any) -> None:
@@ -150,7 +190,3 @@ def within(seconds: float, since: float) -> None:
     passed = time.monotonic() - since
     late = 1.0 if passed < seconds else lateness()
     assert passed < seconds * late, f"{passed:.2f} s, and {seconds} s are the limit, on a machine that is {late:.1f} times late"
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], json.loads(sys.argv[2]))

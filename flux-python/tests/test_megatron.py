@@ -15,7 +15,7 @@ GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 @pytest.fixture(scope="module", params=["host", "auto"] if GPUS > 1 else ["host"])
 def ranks(request):
-    with Ranks(2, "cases_megatron", transport=request.param) as ranks:
+    with Ranks(2, "cases_megatron", forked=True, transport=request.param) as ranks:
         yield ranks
 
 

@@ -31,7 +31,7 @@ CASES = [
 
 @pytest.fixture(scope="module", params=["host", "auto"] if GPUS > 3 else ["host"])
 def ranks(request):
-    with Ranks(4, "cases_parallel", transport=request.param) as ranks:
+    with Ranks(4, "cases_parallel", forked=True, transport=request.param) as ranks:
         yield ranks
 
 

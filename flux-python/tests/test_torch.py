@@ -66,7 +66,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(3, MODULES) as ranks:
+    with Ranks(3, MODULES, forked=True) as ranks:
         yield ranks
 
 
