@@ -345,9 +345,8 @@ impl World {
         let shape = self.shape_of(Operand::ScaleX, rank);
         let gathers = p.op().gathers();
         let (row0, col0) = match p.numerics().scales {
-            Scales::Block if gathers => (rows.start, 0),
+            Scales::Row | Scales::Block if gathers => (rows.start, 0),
             Scales::Block => (0, inner.start / SCALE_BLOCK),
-            Scales::Row if gathers => (rows.start, 0),
             Scales::Tensor if gathers => (0, 0),
             _ => (0, rank.get()),
         };
