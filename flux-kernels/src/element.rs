@@ -233,7 +233,7 @@ mod tests {
             }
         }
         let most = [449.0, 1e30, f32::INFINITY].map(<F8E4M3 as Element>::from_f32);
-        assert!(most.iter().all(|most| Element::to_f32(*most) == 448.0));
+        assert_eq!(most.map(Element::to_f32).map(f32::to_bits), [448.0_f32.to_bits(); 3]);
         assert!(Element::to_f32(<F8E4M3 as Element>::from_f32(f32::NAN)).is_nan());
     }
 
