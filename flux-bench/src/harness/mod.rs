@@ -14,7 +14,6 @@ mod operands;
 mod planned;
 pub(crate) mod ranks;
 pub(crate) mod reference;
-pub(crate) mod scaled;
 mod stats;
 mod verdict;
 
@@ -25,6 +24,7 @@ pub use flux_kernels::harness::Fill;
 pub(crate) use flux_kernels::harness::data;
 pub(crate) use flux_kernels::harness::data::{elements, y_window};
 pub use flux_kernels::harness::data::{w_window, x_window};
+pub(crate) use flux_kernels::harness::scaled;
 pub(crate) use flux_kernels::harness::{HostBuffer, room};
 pub use flux_ops::EpilogueSpec;
 pub use memory::Buffer;

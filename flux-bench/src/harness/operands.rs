@@ -3,6 +3,7 @@
 //! Invariant: what is generated depends on nothing but these.
 
 use crate::harness::data::{self, Window, y_window};
+use crate::harness::scaled::{Generator, Part};
 use crate::harness::{EpilogueSpec, Fill};
 use flux_core::{Problem, Rank};
 use flux_ops::GateLayout;
@@ -60,6 +61,23 @@ impl Operands {
             seed_bias: own(self.seed_bias),
             ..*self
         }
+    }
+
+    pub(crate) const fn generator_of_x(&self) -> Generator {
+        Generator { fill: self.fill, seed: self.seed_x }
+    }
+
+    pub(crate) const fn generator_of_w(&self) -> Generator {
+        Generator { fill: self.fill, seed: self.seed_w }
+    }
+
+    /// Windows of `x` and `w`, of a rank's part along `k`, with their scales.
+    pub(crate) const fn parts(&self, [x, w]: [Window; 2], source: Rank) -> [Part; 2] {
+        let problem = &self.problem;
+        [
+            Part::of_x(problem, self.generator_of_x(), x, source),
+            Part::of_w(problem, self.generator_of_w(), w, source),
+        ]
     }
 
     /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.

@@ -9,9 +9,8 @@
 use super::verdict::{MadeBy, Verdict, Violation};
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
-use crate::harness::scaled::PartScales;
-use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{Problem, Rank};
+use crate::harness::{Operands, bias_window, elements, scaled, y_window};
+use flux_core::Rank;
 use flux_kernels::{Element, Operand};
 use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};
 
@@ -190,37 +189,12 @@ pub(crate) fn verify_norm<T: Element>(
 
 /// Rows of the global `x`, dequantised.
 fn rows_of_x<X: Element>(operands: &Operands, row0: u32, rows: u32) -> Vec<f32> {
-    let problem = &operands.problem;
-    of_parts(problem, rows, |source, col0, cols| {
-        let part = Window { row0, col0, rows, cols };
-        PartScales::of_x(operands, part, source).dequantised::<X>()
-    })
+    scaled::rows_of_x::<X>(&operands.problem, operands.generator_of_x(), row0, rows)
 }
 
 /// Rows of the global `w`, dequantised.
 fn rows_of_w<X: Element>(operands: &Operands, row0: u32, rows: u32) -> Vec<f32> {
-    let problem = &operands.problem;
-    of_parts(problem, rows, |source, col0, cols| {
-        let part = Window { row0, col0, rows, cols };
-        PartScales::of_w(operands, part, source).dequantised::<X>()
-    })
-}
-
-/// Whole rows of the parts along `k` that ranks have.
-fn of_parts(problem: &Problem, rows: u32, part: impl Fn(Rank, u32, u32) -> Vec<f32>) -> Vec<f32> {
-    if problem.op().gathers() {
-        return part(Rank::new(0), 0, problem.k());
-    }
-    let mut all = vec![0.0; rows as usize * problem.k() as usize];
-    for source in problem.world().ranks() {
-        let inner = problem.inner(source);
-        let elements = part(source, inner.start, inner.len() as u32);
-        let lines = all.chunks_exact_mut(problem.k() as usize);
-        for (to, from) in lines.zip(elements.chunks_exact(inner.len())) {
-            to[inner.start as usize..inner.end as usize].copy_from_slice(from);
-        }
-    }
-    all
+    scaled::rows_of_w::<X>(&operands.problem, operands.generator_of_w(), row0, rows)
 }
 
 /// A window of a global operand, as the elements' exact values.

@@ -12,7 +12,7 @@ use crate::machine;
 use crate::out;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
-use flux_core::{DType, Partials, WorldSize};
+use flux_core::{Numerics, Partials, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};
 use flux_transport::{Select, World, WorldError};
 use rank::TuneSummary;
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 /// What is to be tuned, the same on every rank.
 struct TuneJob {
     world: WorldSize,
-    dtype: DType,
+    numerics: Numerics,
     layers: Vec<Layer>,
     transport: Select,
     /// Of each layer, but for the budget, which is that of all.
@@ -157,7 +157,7 @@ impl TuneJob {
         let Args { transport, batch_invariant, ref table, .. } = *args;
         Ok(Self {
             world,
-            dtype: args.layers.types.of_one_type("tune")?,
+            numerics: args.layers.types.numerics()?,
             layers,
             transport,
             options,

@@ -42,7 +42,7 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
             "transport {}, TP {}, {}, {}",
             comm.transport(),
             job.world,
-            job.dtype,
+            job.numerics,
             comm.device().name()
         ));
     }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a [`HostBuffer`] starts on a 16-byte border, as the ops require.
 
-use crate::Element;
+use crate::TensorElement;
 use std::marker::PhantomData;
 
 /// There is not so much memory.
@@ -38,7 +38,7 @@ pub struct HostBuffer<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> HostBuffer<T> {
+impl<T: TensorElement> HostBuffer<T> {
     /// `elements` zeros.
     ///
     /// # Errors

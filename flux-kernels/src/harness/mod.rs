@@ -7,6 +7,7 @@
 pub mod data;
 mod links;
 mod memory;
+pub mod scaled;
 
 pub use crate::abi::{BulkCopy, Exchange, Fill, PingPong};
 pub use links::Links;

@@ -221,7 +221,7 @@ impl<'a> TensorRef<'a, F8E4M3> {
         k: usize,
         scales: Scales,
     ) -> Result<(Self, TensorRef<'a, f32>), TensorError> {
-        let Self { view, _used, memory } = self;
+        let Self { view, _used: used, memory } = self;
         let Layout { rows, cols, row_stride } = view.layout;
         let wide = u32::try_from(k).unwrap_or(u32::MAX);
         let count = scales.of_row(wide) as usize;
@@ -237,7 +237,7 @@ impl<'a> TensorRef<'a, F8E4M3> {
             ..view
         };
         let scale = TensorRef { view: scale, _used: None, memory: PhantomData };
-        Ok((Self { view: x, _used, memory }, scale))
+        Ok((Self { view: x, _used: used, memory }, scale))
     }
 }
 

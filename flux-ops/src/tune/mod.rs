@@ -14,7 +14,7 @@ use crate::spec::{EpilogueSpec, LaunchOptions, OpSpec};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
 use flux_core::{Problem, Rank};
-use flux_kernels::{Element, WeightLayout, with_element};
+use flux_kernels::{Element, WeightLayout, with_elements};
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
 use rank::TuneRank;
@@ -197,12 +197,12 @@ impl OpSpec {
             launch: LaunchOptions { trace: false, ..self.launch },
             ..self.clone()
         };
-        with_element!(spec.numerics.operand, T, run::<T>(&spec, comm, options))
+        with_elements!(spec.numerics, X, Y, run::<X, Y>(&spec, comm, options))
     }
 }
 
 /// Times plans for a spec without epilogue and time line, and with one weight; collective.
-fn run<T: Element>(
+fn run<X: Element, Y: Element>(
     spec: &OpSpec,
     comm: &Communicator,
     options: &TuneOptions,
@@ -228,7 +228,7 @@ fn run<T: Element>(
         return Ok(Tuned::Known { plan: *plan, us });
     }
     let (mut rank, _) =
-        agreed(comm, TuneRank::<T>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
+        agreed(comm, TuneRank::<X, Y>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
     let in_budget = || begun.elapsed() < options.budget;
     let mut candidates: Vec<_> =
         plans.iter().map(|&plan| Candidate { plan, outcome: Outcome::NotBegun }).collect();
@@ -357,10 +357,10 @@ fn goes_on(comm: &Communicator, mine: bool) -> Result<bool, TuneError> {
 }
 
 /// Builds a candidate and checks a result of it; why it is out, the same on every rank. Collective.
-fn built<T: Element>(
+fn built<X: Element, Y: Element>(
     spec: OpSpec,
     comm: &Communicator,
-    rank: &mut TuneRank<T>,
+    rank: &mut TuneRank<X, Y>,
 ) -> Result<Result<FusedLinear, String>, TuneError> {
     let op = match FusedLinear::build(spec, comm) {
         Err(error @ (BuildError::Disagreement { .. } | BuildError::Transport { .. })) => {
@@ -381,10 +381,10 @@ fn built<T: Element>(
 
 /// Median time of each op on its slowest rank, of rounds in which each op is timed once;
 /// collective.
-fn times<T: Element>(
+fn times<X: Element, Y: Element>(
     ops: &[(usize, FusedLinear)],
     comm: &Communicator,
-    rank: &mut TuneRank<T>,
+    rank: &mut TuneRank<X, Y>,
     rounds: usize,
     in_budget: impl Fn() -> bool,
 ) -> Result<Vec<f64>, TuneError> {

@@ -7,17 +7,23 @@
 //! terms' absolute values. A partial sum is rounded `r` times on its way:
 //!
 //! ```text
-//! E = r u sum |p_s| + (sqrt(k) + W) eps_f32 A        partials on their way, accumulation in fp32
+//! E = r u sum |p_s| + (sqrt(k) + W) eps_f32 A + c A  partials on their way, accumulation in fp32
 //! |y - sum p_s| <= E + u (|sum p_s| + E)             and the output's own rounding
 //! ```
 //!
+//! `c`, of 8-bit operands alone, is what tensor cores lose: each instruction's sum of 32 products,
+//! which the next takes, keeps 13 bits at least ("DeepSeek-V3 Technical Report", 2024, section
+//! 3.3.2).
+//!
 //! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::CommMode;
-use flux_core::{Problem, Rank};
+use flux_core::{DType, Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::Fill;
-use flux_kernels::harness::data::{self, Window, y_window};
+use flux_kernels::harness::data::{self, y_window};
+use flux_kernels::harness::scaled::{Generator, rows_of_w, rows_of_x};
 
 /// Rows and columns that are sampled: one of each tile of 128 up to 8192.
 const SAMPLES: u32 = 64;
@@ -44,13 +50,14 @@ struct Expected {
 }
 
 impl Oracle {
-    pub(super) fn new<T: Element>(problem: &Problem, rank: Rank) -> Self {
+    pub(super) fn new<X: Element>(problem: &Problem, rank: Rank) -> Self {
         let window = y_window(problem, rank);
         let (rows, cols) = (sampled(window.rows), sampled(window.cols));
-        let operand = |seed, first: u32, lines: &[u32]| -> Vec<Vec<f32>> {
-            lines.iter().map(|line| wide::<T>(seed, first + line, problem.k())).collect()
-        };
-        let (x, w) = (operand(SEEDS[0], window.row0, &rows), operand(SEEDS[1], window.col0, &cols));
+        let [of_x, of_w] = generators();
+        let x: Vec<_> =
+            rows.iter().map(|row| rows_of_x::<X>(problem, of_x, window.row0 + row, 1)).collect();
+        let w: Vec<_> =
+            cols.iter().map(|col| rows_of_w::<X>(problem, of_w, window.col0 + col, 1)).collect();
         let sources: Vec<_> =
             if problem.op().reduces() { problem.world().ranks().collect() } else { vec![rank] };
         let parts: Vec<_> = sources
@@ -90,7 +97,8 @@ impl Oracle {
         // At its source and in its node; a library's collective may round each sum on its way.
         let roundings = if comm == CommMode::Sequential { world } else { 2.0 };
         let sent = roundings * numerics.partial_roundoff();
-        let accumulated = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
+        let in_fp32 = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
+        let accumulated = in_fp32 + tensor_core_error(&self.problem);
         let places = self.rows.iter().flat_map(|&row| self.cols.iter().map(move |&col| (row, col)));
         for ((row, col), expected) in places.zip(&self.expected) {
             let found = f64::from(y[row as usize * columns + col as usize].to_f32());
@@ -118,15 +126,23 @@ fn sampled(extent: u32) -> Vec<u32> {
     (0..count).map(place).collect()
 }
 
-/// A row of a global operand, as the elements' exact values.
-fn wide<T: Element>(seed: u64, row: u32, k: u32) -> Vec<f32> {
-    let mut narrow = vec![T::from_f32(0.0); k as usize];
-    data::fill(&mut narrow, Window { row0: row, col0: 0, rows: 1, cols: k }, seed, Fill::Uniform);
-    narrow.into_iter().map(T::to_f32).collect()
+/// Of the global `x` and `w`.
+fn generators() -> [Generator; 2] {
+    SEEDS.map(|seed| Generator { fill: Fill::Uniform, seed })
+}
+
+/// What tensor cores lose of sums of 8-bit products, relative to their absolute values.
+fn tensor_core_error(problem: &Problem) -> f64 {
+    let numerics = problem.numerics();
+    if numerics.operand != DType::E4m3 {
+        return 0.0;
+    }
+    let products = if numerics.fast_accumulation { problem.k_shard() } else { SCALE_BLOCK };
+    f64::from(products.div_ceil(32)) / 8192.0
 }
 
 /// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
-/// fp32.
+/// fp32, and those of codes with scales.
 fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     let products = x.iter().zip(w).map(|(x, w)| f64::from(x * w));
     (products.clone().sum(), products.map(f64::abs).sum())
@@ -143,16 +159,11 @@ mod tests {
 
     fn right(problem: &Problem, rank: Rank) -> Vec<bf16> {
         let window = y_window(problem, rank);
-        let operand = |seed, first, lines| {
-            (first..first + lines)
-                .map(|line| wide::<bf16>(seed, line, problem.k()))
-                .collect::<Vec<_>>()
-        };
-        let (x, w) = (
-            operand(SEEDS[0], window.row0, window.rows),
-            operand(SEEDS[1], window.col0, window.cols),
-        );
-        x.iter().flat_map(|x| w.iter().map(|w| bf16::from_f64(dot(x, w).0))).collect()
+        let [of_x, of_w] = generators();
+        let x = rows_of_x::<bf16>(problem, of_x, window.row0, window.rows);
+        let w = rows_of_w::<bf16>(problem, of_w, window.col0, window.cols);
+        let (x, k) = (x.chunks_exact(problem.k() as usize), problem.k() as usize);
+        x.flat_map(|x| w.chunks_exact(k).map(|w| bf16::from_f64(dot(x, w).0))).collect()
     }
 
     #[test]

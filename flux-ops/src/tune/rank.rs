@@ -10,11 +10,12 @@ use crate::operands::Operands;
 use crate::tensor::{Layout, Location, RawTensor};
 use cudarc::driver::{CudaStream, DriverError, result};
 use flux_core::problem::Shape;
-use flux_core::{Problem, Rank};
+use flux_core::{Problem, Scales};
 use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Event};
-use flux_kernels::Element;
 use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_window};
+use flux_kernels::harness::scaled::{Generator, Part, bytes_behind_rows};
 use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
+use flux_kernels::{Element, Operand, Shapes, TensorElement, WeightLayout};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::num::NonZero;
 use std::sync::Arc;
@@ -24,17 +25,24 @@ use std::time::Instant;
 const SETS: usize = 3;
 
 /// What a rank times and checks with.
-pub(super) struct TuneRank<T> {
+pub(super) struct TuneRank<X, Y> {
     comm: Communicator,
     problem: Problem,
     gpu: Option<Gpu>,
-    /// `x`, `w` and `y`.
-    sets: Vec<[Operand<T>; 3]>,
+    sets: Vec<Set<X, Y>>,
     oracle: Oracle,
 }
 
+/// A call's operands. Rows of an AllGather-GEMM's `x` have their scales behind them.
+struct Set<X, Y> {
+    x: Memory<X>,
+    w: Memory<X>,
+    y: Memory<Y>,
+    scales: Option<[Memory<f32>; 2]>,
+}
+
 /// On the host, or on the device.
-struct Operand<T> {
+struct Memory<T> {
     host: HostBuffer<T>,
     device: Option<DeviceBlock>,
 }
@@ -47,45 +55,31 @@ struct Gpu {
     end: Event,
 }
 
-impl<T: Element> TuneRank<T> {
+impl<X: Element, Y: Element> TuneRank<X, Y> {
     /// Allocates and fills the operands.
     pub(super) fn new(comm: &Communicator, problem: &Problem) -> Result<Self, TuneError> {
         let gpu = comm.device().ordinal().map(Gpu::open).transpose()?;
-        let host = |window: fn(&Problem, Rank) -> Window, seed| {
-            filled(window(problem, comm.rank()), seed, comm)
+        let set = Set::<X, Y>::new(comm, problem)?;
+        let sets = match &gpu {
+            None => vec![set],
+            Some(gpu) => (0..SETS).map(|_| set.on(gpu)).collect::<Result<_, TuneError>>()?,
         };
-        let hosts = [host(x_window, SEEDS[0])?, host(w_window, SEEDS[1])?, host(y_window, 0)?];
-        let sets =
-            match &gpu {
-                None => vec![hosts.map(|host| Operand { host, device: None })],
-                Some(gpu) => {
-                    let [x, w, y] = &hosts;
-                    (0..SETS)
-                        .map(|_| Ok([gpu.copy(x)?, gpu.copy(w)?, gpu.copy(y)?]))
-                        .collect::<Result<_, TuneError>>()?
-                }
-            };
-        Ok(Self {
-            comm: comm.clone(),
-            problem: *problem,
-            gpu,
-            sets,
-            oracle: Oracle::new::<T>(problem, comm.rank()),
-        })
+        let oracle = Oracle::new::<X>(problem, comm.rank());
+        Ok(Self { comm: comm.clone(), problem: *problem, gpu, sets, oracle })
     }
 
     /// Whether the op's result is right; where it is not, why.
     pub(super) fn verify(&mut self, op: &FusedLinear) -> Result<Result<(), String>, TuneError> {
         let mut y = HostBuffer::new(elements(y_window(&self.problem, self.comm.rank())))?;
-        y.elements_mut().fill(T::from_f32(f32::NAN));
-        match (&self.gpu, &self.sets[0][2].device) {
+        y.elements_mut().fill(Y::from_f32(f32::NAN));
+        match (&self.gpu, &self.sets[0].y.device) {
             (Some(gpu), Some(block)) => gpu.upload(block, y.elements())?,
-            _ => std::mem::swap(&mut y, &mut self.sets[0][2].host),
+            _ => std::mem::swap(&mut y, &mut self.sets[0].y.host),
         }
         self.call(op, 0)?;
-        match (&self.gpu, &self.sets[0][2].device) {
+        match (&self.gpu, &self.sets[0].y.device) {
             (Some(gpu), Some(block)) => gpu.download(y.elements_mut(), block)?,
-            _ => std::mem::swap(&mut y, &mut self.sets[0][2].host),
+            _ => std::mem::swap(&mut y, &mut self.sets[0].y.host),
         }
         op.status().map_err(|fault| TransportError::Broken { fault })?;
         Ok(self.oracle.check(y.elements(), op.plan(op.max_m())?.comm))
@@ -120,34 +114,109 @@ impl<T: Element> TuneRank<T> {
         let problem = self.problem;
         let location = self.comm.device().ordinal().map_or(Location::Host, Location::Cuda);
         let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&gpu.stream));
-        let raw = |operand: &mut Operand<T>, shape: Shape| {
-            let layout = Layout::dense(shape.rows as usize, shape.cols as usize);
-            // Exposed: the executor makes slices from the address again.
-            let host = operand.host.elements_mut().as_mut_ptr().expose_provenance() as u64;
-            let address = operand.device.as_ref().map_or(host, DeviceBlock::address);
-            RawTensor {
-                address,
-                dtype: T::TYPE,
-                location,
-                layout,
-                available: layout.rows * layout.cols,
-            }
-        };
         let set = call % self.sets.len();
-        let [x, w, y] = &mut self.sets[set];
+        let Set { x, w, y, scales } = &mut self.sets[set];
         let rank = self.comm.rank();
-        let mut operands = Operands::new(raw(x, problem.x_shape(rank)));
-        operands.add_weight(raw(w, problem.w_shape(rank)), raw(y, problem.y_shape(rank)));
+        let dense = |shape: Shape| Layout::dense(shape.rows as usize, shape.cols as usize);
+        let x_shape = problem.x_shape(rank);
+        let (rows, k) = (x_shape.rows as usize, x_shape.cols as usize);
+        let x_row = k + bytes_behind_rows(&problem) / size_of::<X>();
+        let of_x = x.raw(location, Layout::strided(rows, k, x_row));
+        let mut operands = Operands::new(of_x);
+        let of_w = w.raw(location, dense(problem.w_shape(rank)));
+        operands.add_weight(of_w, y.raw(location, dense(problem.y_shape(rank))));
+        if let Some([scale_x, scale_w]) = scales {
+            let shapes = Shapes { problem: &problem, rank, layout: WeightLayout::Nk, gates: None };
+            let [x_shape, w_shape] =
+                [Operand::ScaleX, Operand::ScaleW].map(|of| shapes.of_operand(of, 0));
+            let scale_x = if x_row == k {
+                scale_x.raw(location, dense(x_shape))
+            } else {
+                let layout = Layout::strided(
+                    x_shape.rows as usize,
+                    x_shape.cols as usize,
+                    x_row / size_of::<f32>(),
+                );
+                RawTensor {
+                    address: of_x.address + k as u64,
+                    dtype: f32::TYPE,
+                    location,
+                    layout,
+                    available: rows * layout.row_stride - k / size_of::<f32>(),
+                }
+            };
+            operands.set(Operand::ScaleX, 0, scale_x);
+            operands.set(Operand::ScaleW, 0, scale_w.raw(location, dense(w_shape)));
+        }
         // SAFETY: an operand holds its window's elements and is used by calls on this rank's one
         // stream alone. Its memory outlives them: freeing device memory waits for the device.
         Ok(unsafe { op.run(&operands, stream) }?)
     }
 }
 
+impl<X: Element, Y: Element> Set<X, Y> {
+    /// In host memory.
+    fn new(comm: &Communicator, problem: &Problem) -> Result<Self, TuneError> {
+        let rank = comm.rank();
+        let (x, w) = (x_window(problem, rank), w_window(problem, rank));
+        let [of_x, of_w] = SEEDS.map(|seed| Generator { fill: Fill::Uniform, seed });
+        let y = Memory::on_host(HostBuffer::new(elements(y_window(problem, rank)))?);
+        if problem.numerics().scales == Scales::None {
+            let [x, w] = [filled(x, of_x, comm)?, filled(w, of_w, comm)?].map(Memory::on_host);
+            return Ok(Self { x, w, y, scales: None });
+        }
+        let parts = [Part::of_x(problem, of_x, x, rank), Part::of_w(problem, of_w, w, rank)];
+        let codes = |part: Part, window: Window, behind: usize| {
+            let bytes = elements(window) + window.rows as usize * behind;
+            let mut host = HostBuffer::<X>::new(bytes)?;
+            part.write_codes(bytemuck::cast_slice_mut(host.elements_mut()), behind);
+            Ok::<_, NoMemory>(Memory::on_host(host))
+        };
+        let scales = |part: Part| {
+            let list = part.scales();
+            let mut host = HostBuffer::new(list.len())?;
+            host.elements_mut().copy_from_slice(&list);
+            Ok::<_, NoMemory>(Memory::on_host(host))
+        };
+        Ok(Self {
+            x: codes(parts[0], x, bytes_behind_rows(problem))?,
+            w: codes(parts[1], w, 0)?,
+            y,
+            scales: Some([scales(parts[0])?, scales(parts[1])?]),
+        })
+    }
+
+    /// A copy on the device.
+    fn on(&self, gpu: &Gpu) -> Result<Self, TuneError> {
+        let scales = self.scales.as_ref();
+        let scales = scales.map(|[x, w]| Ok::<_, TuneError>([gpu.copy(x)?, gpu.copy(w)?]));
+        Ok(Self {
+            x: gpu.copy(&self.x)?,
+            w: gpu.copy(&self.w)?,
+            y: gpu.copy(&self.y)?,
+            scales: scales.transpose()?,
+        })
+    }
+}
+
+impl<T: TensorElement> Memory<T> {
+    const fn on_host(host: HostBuffer<T>) -> Self {
+        Self { host, device: None }
+    }
+
+    fn raw(&mut self, location: Location, layout: Layout) -> RawTensor {
+        // Exposed: the executor makes slices from the address again.
+        let host = self.host.elements_mut().as_mut_ptr().expose_provenance() as u64;
+        let address = self.device.as_ref().map_or(host, DeviceBlock::address);
+        let available = layout.rows * layout.row_stride;
+        RawTensor { address, dtype: T::TYPE, location, layout, available }
+    }
+}
+
 /// Random elements of a window, by this rank's share of the cores.
 fn filled<T: Element>(
     window: Window,
-    seed: u64,
+    Generator { fill, seed }: Generator,
     comm: &Communicator,
 ) -> Result<HostBuffer<T>, TuneError> {
     let mut host = HostBuffer::new(elements(window))?;
@@ -163,7 +232,7 @@ fn filled<T: Element>(
         for (at, to) in
             starts.zip(host.elements_mut().chunks_mut(rows as usize * window.cols as usize))
         {
-            scope.spawn(move || data::fill(to, part(at), seed, Fill::Uniform));
+            scope.spawn(move || data::fill(to, part(at), seed, fill));
         }
     });
     Ok(host)
@@ -178,12 +247,12 @@ impl Gpu {
     }
 
     /// A copy in memory of its own.
-    fn copy<T: Element>(&self, from: &HostBuffer<T>) -> Result<Operand<T>, TuneError> {
+    fn copy<T: TensorElement>(&self, from: &Memory<T>) -> Result<Memory<T>, TuneError> {
         // A rank without rows has an address, too.
-        let block =
-            DeviceBlock::new(&self.device, size_of_val(from.elements()).max(size_of::<T>()))?;
-        self.upload(&block, from.elements())?;
-        Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
+        let elements = from.host.elements();
+        let block = DeviceBlock::new(&self.device, size_of_val(elements).max(size_of::<T>()))?;
+        self.upload(&block, elements)?;
+        Ok(Memory { host: HostBuffer::new(0)?, device: Some(block) })
     }
 
     /// Copies to a block of as many bytes or more.

@@ -2,8 +2,9 @@
 //! nothing waits for ever.
 
 use flux_ops::{
-    AllGatherGemm, BuildError, Builder, GemmReduceScatter, KSplit, Outcome, Plan, PlanOrigin,
-    TableFileError, TableKind, Timing, TuneError, TuneOptions, Tuned, bf16, f16,
+    AllGatherGemm, BuildError, Builder, DType, GemmReduceScatter, KSplit, Numerics, OpKind, OpSpec,
+    Outcome, Plan, PlanOrigin, Scales, TableFileError, TableKind, Timing, TuneError, TuneOptions,
+    Tuned, bf16, f16,
 };
 use flux_transport::{Communicator, Select, World};
 use std::path::{Path, PathBuf};
@@ -38,6 +39,37 @@ fn timing(tuned: Tuned) -> Timing {
 /// A table of its own for each rank, as ranks of several hosts have.
 fn tables(folder: &tempfile::TempDir) -> [PathBuf; 2] {
     ["rank0.csv", "rank1.csv"].map(|name| folder.path().join(name))
+}
+
+#[test]
+fn plans_of_8_bit_operands_are_right_and_have_rows_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = tables(&folder);
+    on_ranks(2, |comm| {
+        for (op, scales) in [
+            (OpKind::AllGatherGemm, Scales::Tensor),
+            (OpKind::AllGatherGemm, Scales::Row),
+            (OpKind::AllGatherGemm, Scales::Block),
+            (OpKind::GemmReduceScatter, Scales::Row),
+            (OpKind::GemmReduceScatter, Scales::Block),
+        ] {
+            let numerics = Numerics::e4m3(scales, DType::Bf16);
+            let mut spec = OpSpec::new(op, 32, 256, 256, numerics);
+            spec.plan_table = Some(tables[comm.rank().index()].clone());
+            let timed = timing(spec.tune(comm, &QUICK).unwrap());
+            for candidate in &timed.candidates {
+                assert!(
+                    matches!(candidate.outcome, Outcome::Timed { .. }),
+                    "{op} {numerics}: {candidate:?}"
+                );
+            }
+            let known = spec.tune(comm, &QUICK).unwrap();
+            assert!(
+                matches!(known, Tuned::Known { plan, .. } if plan == timed.plan()),
+                "{known:?}"
+            );
+        }
+    });
 }
 
 #[test]

@@ -6,14 +6,14 @@
 
 use super::contender::Contender;
 use super::mock_peers;
-use super::operands::{OperandBlocks, behind_rows};
+use super::operands::{OperandBlocks, codes};
 use super::replay::Replay;
 use super::sm80_gemm::{kernels_of, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
 use crate::harness::gpu::cublas::{self, CublasError, Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
 use crate::harness::reference::{self, Accuracy};
-use crate::harness::scaled::PartScales;
+use crate::harness::scaled::{Part, bytes_behind_rows};
 use crate::harness::{
     FIRST, Fill, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
 };
@@ -292,7 +292,8 @@ impl<'a> KernelContenders<'a> {
             if problem.numerics().scales == Scales::None {
                 return gpu.fill_at(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
             }
-            let rows = PartScales::of_x(operands, rows, FIRST).codes(behind_rows(problem) as usize);
+            let of_x = Part::of_x(problem, operands.generator_of_x(), rows, FIRST);
+            let rows = codes(&of_x, rows, bytes_behind_rows(problem));
             return gpu.upload_at(&self.own, half, bytemuck::cast_slice(&rows));
         }
         for peer in 0..self.peers.len() {

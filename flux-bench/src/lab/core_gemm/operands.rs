@@ -6,14 +6,14 @@
 use crate::harness::data::Window;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::GemmOperands;
-use crate::harness::scaled::PartScales;
+use crate::harness::scaled::{Part, bytes_behind_rows};
 use crate::harness::{FIRST, Fill, Operands};
 use anyhow::ensure;
 use flux_core::problem::Shape;
 use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use flux_cuda::DeviceBlock;
 use flux_kernels::cuda::Matrix;
-use flux_kernels::{Operand, OperandList, Shapes, WeightLayout};
+use flux_kernels::{F8E4M3, Operand, OperandList, Shapes, WeightLayout};
 
 /// One call's operands.
 #[derive(Debug)]
@@ -37,9 +37,11 @@ struct ScaleBlocks {
     library: [DeviceBlock; 2],
 }
 
-/// Bytes behind the codes of a row of `x`.
-pub(super) fn behind_rows(problem: &Problem) -> u32 {
-    if problem.op().gathers() { problem.numerics().row_scale_bytes(problem.k()) } else { 0 }
+/// Codes in memory, with so many bytes behind each row.
+pub(super) fn codes(part: &Part, Window { rows, cols, .. }: Window, behind: usize) -> Vec<F8E4M3> {
+    let mut all = vec![F8E4M3::from_bits(0); rows as usize * (cols as usize + behind)];
+    part.write_codes(&mut all, behind);
+    all
 }
 
 impl OperandBlocks {
@@ -48,19 +50,18 @@ impl OperandBlocks {
         let Numerics { operand, output, scales, .. } = alone.numerics();
         let part = |shape: Shape, dtype: DType| gpu.alloc(shape.elements() * dtype.bytes());
         let (x, w) = (alone.x_shape(FIRST), alone.w_shape(FIRST));
-        let (codes, behind) = (x.cols as usize * operand.bytes(), behind_rows(alone) as usize);
+        let (codes, behind) = (x.cols as usize * operand.bytes(), bytes_behind_rows(alone));
         let x_row_bytes = codes + behind;
         let scale_blocks = || {
             let window = |Shape { rows, cols }| Window { row0: 0, col0: 0, rows, cols };
             let operands = Operands::new(*alone, 0, 0, Fill::SmallInts);
-            let of_x = PartScales::of_x(&operands, window(x), FIRST);
-            let of_w = PartScales::of_w(&operands, window(w), FIRST);
+            let [of_x, of_w] = operands.parts([window(x), window(w)], FIRST);
             let block = |list: Vec<f32>| gpu.alloc(size_of_val(&list[..]));
             anyhow::Ok(ScaleBlocks {
-                of_x: (behind == 0).then(|| block(of_x.list())).transpose()?,
-                of_w: block(of_w.list())?,
+                of_x: (behind == 0).then(|| block(of_x.scales())).transpose()?,
+                of_w: block(of_w.scales())?,
                 library_x: (behind > 0).then(|| part(x, operand)).transpose()?,
-                library: [block(of_x.list_of_cublas())?, block(of_w.list_of_cublas())?],
+                library: [block(of_x.scales_of_cublas())?, block(of_w.scales_of_cublas())?],
             })
         };
         Ok(Self {
@@ -86,21 +87,20 @@ impl OperandBlocks {
             gpu.fill(&self.x, x, operands.seed_x, operands.fill, dtype)?;
             return gpu.fill(&self.w, w, operands.seed_w, operands.fill, dtype);
         };
-        let of_x = PartScales::of_x(operands, x, source);
-        let of_w = PartScales::of_w(operands, w, source);
+        let [of_x, of_w] = operands.parts([x, w], source);
         let upload = |to: &DeviceBlock, list: Vec<f32>| gpu.upload(to, bytemuck::cast_slice(&list));
-        let behind = behind_rows(&operands.problem) as usize;
-        gpu.upload(&self.x, bytemuck::cast_slice(&of_x.codes(behind)))?;
-        if let Some(codes) = &scales.library_x {
-            gpu.upload(codes, bytemuck::cast_slice(&of_x.codes(0)))?;
+        let behind = bytes_behind_rows(&operands.problem);
+        gpu.upload(&self.x, bytemuck::cast_slice(&codes(&of_x, x, behind)))?;
+        if let Some(dense) = &scales.library_x {
+            gpu.upload(dense, bytemuck::cast_slice(&codes(&of_x, x, 0)))?;
         }
-        gpu.upload(&self.w, bytemuck::cast_slice(&of_w.codes(0)))?;
+        gpu.upload(&self.w, bytemuck::cast_slice(&codes(&of_w, w, 0)))?;
         if let Some(list) = &scales.of_x {
-            upload(list, of_x.list())?;
+            upload(list, of_x.scales())?;
         }
-        upload(&scales.of_w, of_w.list())?;
-        upload(&scales.library[0], of_x.list_of_cublas())?;
-        upload(&scales.library[1], of_w.list_of_cublas())
+        upload(&scales.of_w, of_w.scales())?;
+        upload(&scales.library[0], of_x.scales_of_cublas())?;
+        upload(&scales.library[1], of_w.scales_of_cublas())
     }
 
     /// What a rank's kernel is told of them.

@@ -1,11 +1,11 @@
 use super::contender::Contender;
 use super::contenders::Measured;
-use super::operands::behind_rows;
+use super::operands::codes;
 use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::bench::in_round;
 use crate::harness::reference;
-use crate::harness::scaled::PartScales;
+use crate::harness::scaled::{self, bytes_behind_rows};
 use crate::harness::{
     FIRST, Fill, MadeBy, Operands, Times, Verdict, data, elements, w_window, x_window, y_window,
 };
@@ -187,7 +187,7 @@ impl HostReplay {
     }
 
     /// One call of `epoch` with the peers' signals raised; any other wait fails at once.
-    fn call<X: Element>(&mut self, epoch: Epoch, part: &Part<X>) -> Vec<bf16> {
+    fn call<X: Element>(&mut self, epoch: Epoch, part: &RankOperands<X>) -> Vec<bf16> {
         let program = self.executor.program();
         let (problem, rank) = (program.problem, program.rank);
         let pads = mock_peers::pads(program, self.pads.address());
@@ -220,7 +220,7 @@ impl HostReplay {
             &mut Buffers::default(),
             CpuArgs {
                 gathered: None,
-                x: Rows { elements: &part.x, stride: (k + behind_rows(&problem)) as usize },
+                x: Rows { elements: &part.x, stride: k as usize + bytes_behind_rows(&problem) },
                 scale: of_x,
                 weights: WeightList::one(CpuWeight {
                     w: Rows { elements: &part.w, stride: k as usize },
@@ -241,22 +241,21 @@ impl HostReplay {
 }
 
 /// A rank's operands, rows of an AllGather-GEMM's `x` with their scales.
-struct Part<X> {
+struct RankOperands<X> {
     x: Vec<X>,
     w: Vec<X>,
     /// Of `x` and `w`.
     scales: [Vec<f32>; 2],
 }
 
-impl<X: Element> Part<X> {
+impl<X: Element> RankOperands<X> {
     fn new(operands: &Operands, [x, w]: [data::Window; 2], source: Rank) -> Self {
-        let behind = behind_rows(&operands.problem) as usize;
-        let of_x = PartScales::of_x(operands, x, source);
-        let of_w = PartScales::of_w(operands, w, source);
+        let behind = bytes_behind_rows(&operands.problem);
+        let [of_x, of_w] = operands.parts([x, w], source);
         Self {
             x: rows(operands, &of_x, x, operands.seed_x, behind),
             w: rows(operands, &of_w, w, operands.seed_w, 0),
-            scales: [of_x.list(), of_w.list()],
+            scales: [of_x.scales(), of_w.scales()],
         }
     }
 }
@@ -264,13 +263,13 @@ impl<X: Element> Part<X> {
 /// Rows of an operand as they lie in memory.
 fn rows<X: Element>(
     operands: &Operands,
-    scaled: &PartScales,
+    part: &scaled::Part,
     window: data::Window,
     seed: u64,
     behind: usize,
 ) -> Vec<X> {
     if operands.problem.numerics().scales != Scales::None {
-        return bytemuck::cast_vec(scaled.codes(behind));
+        return bytemuck::cast_vec(codes(part, window, behind));
     }
     let mut to = vec![X::from_f32(0.0); elements(window)];
     data::fill(&mut to, window, seed, operands.fill);
@@ -292,8 +291,8 @@ fn alone_as_first<X: Element>(case: &PlannedLayer, order: bool, fill: Fill) -> V
     for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
         let operands = Operands::new(*problem, 1, u64::from(epoch.get()), fill);
         if let Some(window) = gathered {
-            let of_x = PartScales::of_x(&operands, window, FIRST);
-            let behind = behind_rows(problem) as usize;
+            let of_x = scaled::Part::of_x(problem, operands.generator_of_x(), window, FIRST);
+            let behind = bytes_behind_rows(problem);
             let rows = rows::<X>(&operands, &of_x, window, operands.seed_x, behind);
             let to: *mut X = std::ptr::with_exposed_provenance_mut(
                 own as usize + epoch.half() * size.half_stride() as usize,
@@ -305,12 +304,12 @@ fn alone_as_first<X: Element>(case: &PlannedLayer, order: bool, fill: Fill) -> V
                 let data = mock_peers::data_of_peer(problem.world(), own, elsewhere);
                 let windows = [x_window(problem, rank), w_window(problem, rank)];
                 let mut peer = HostReplay::new(case.program(rank).unwrap(), data);
-                peer.call(epoch, &Part::<X>::new(&operands, windows, rank));
+                peer.call(epoch, &RankOperands::<X>::new(&operands, windows, rank));
             }
         }
         // Of the GEMM prologue: of an AllGather-GEMM's x only the first rows are rank 0's.
         let windows = [x_window(&case.alone, FIRST), w_window(&case.alone, FIRST)];
-        let y = harness.call(epoch, &Part::<X>::new(&operands, windows, FIRST));
+        let y = harness.call(epoch, &RankOperands::<X>::new(&operands, windows, FIRST));
         let made_by = MadeBy { flattened, unfused: false, nodes: Nodes::apart(problem.world()) };
         verdict = verdict.merge(reference::verify::<X, bf16>(&operands, FIRST, &y, made_by));
         let (sample, _) = reference::verify_sample::<X, bf16>(&operands, FIRST, &y, made_by);
@@ -383,11 +382,9 @@ fn the_librarys_scales_are_those_of_the_kernel() {
         let problem =
             Problem::new(OPS[1], 20, 256, 768, numerics, shapes::world(1).unwrap()).unwrap();
         let operands = Operands::new(problem, 1, 1, Fill::Uniform);
-        let (x, w) = (x_window(&problem, FIRST), w_window(&problem, FIRST));
-        let of_x = PartScales::of_x(&operands, x, FIRST);
-        let of_w = PartScales::of_w(&operands, w, FIRST);
-        let [x_list, w_list] = [of_x.list(), of_w.list()];
-        let [x_library, w_library] = [of_x.list_of_cublas(), of_w.list_of_cublas()];
+        let parts = operands.parts([x_window(&problem, FIRST), w_window(&problem, FIRST)], FIRST);
+        let [x_list, w_list] = parts.map(|part| part.scales());
+        let [x_library, w_library] = parts.map(|part| part.scales_of_cublas());
         if scales != Scales::Block {
             assert_eq!((x_library, w_library), (x_list, w_list), "{scales}");
             continue;
@@ -417,11 +414,8 @@ fn a_sample_finds_what_is_no_number_anywhere_and_a_part_that_is_off() {
     let problem = Problem::new(OPS[0], 300, 160, 256, numerics, shapes::world(1).unwrap()).unwrap();
     let operands = Operands::new(problem, 1, 1, Fill::Uniform);
     let window = y_window(&problem, FIRST);
-    let (x, w) = (x_window(&problem, FIRST), w_window(&problem, FIRST));
-    let [x, w] = [
-        PartScales::of_x(&operands, x, FIRST).dequantised::<F8E4M3>(),
-        PartScales::of_w(&operands, w, FIRST).dequantised::<F8E4M3>(),
-    ];
+    let windows = [x_window(&problem, FIRST), w_window(&problem, FIRST)];
+    let [x, w] = operands.parts(windows, FIRST).map(|part| part.dequantised::<F8E4M3>());
     let dot = |(x, w): (&[f32], &[f32])| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>();
     let rows = x.chunks_exact(256).flat_map(|x| w.chunks_exact(256).map(move |w| (x, w)));
     let right: Vec<_> = rows.map(|pair| bf16::from_f32(dot(pair))).collect();

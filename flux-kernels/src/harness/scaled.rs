@@ -1,0 +1,238 @@
+//! Operands with their scales, as functions of seed and position.
+//!
+//! Invariant: [`scale`] equals its counterpart in `cuda/harness/data.cuh`. A scale has four
+//! significant bits and a code of 8 bits as many, so products of two dequantised elements are exact
+//! in fp32. Scales of small integers keep sums integers.
+
+use super::Fill;
+use super::data::{self, Window, elements};
+use crate::{Element, F8E4M3};
+use flux_core::numerics::SCALE_BLOCK;
+use flux_core::{Problem, Rank, Scales};
+use std::num::NonZeroUsize;
+
+/// Makes another seed of an operand's: that of its scales.
+const SCALE_SEED: u64 = 0x005C_A1E5 << 32;
+
+/// A scale by its place in the matrix of all ranks' scales.
+fn scale(fill: Fill, seed: u64, row: u32, col: u32) -> f32 {
+    let raw = data::raw(seed ^ SCALE_SEED, row, col);
+    match fill {
+        Fill::Uniform => (8 + raw % 8) as f32 / 16.0,
+        Fill::SmallInts => 1.0 - 2.0 * (raw % 2) as f32,
+    }
+}
+
+/// How the elements of a global operand are made.
+#[derive(Clone, Copy, Debug)]
+pub struct Generator {
+    /// What they are.
+    pub fill: Fill,
+    /// Of the operand.
+    pub seed: u64,
+}
+
+/// A window of a global operand that is a rank's along `k`, with its scales.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    form: Scales,
+    generator: Generator,
+    window: Window,
+    /// Rows that share a scale of [`Scales::Block`].
+    rows: u32,
+    /// The rank whose part along `k` it is.
+    source: u32,
+}
+
+impl Part {
+    /// Of the global `x`, `[m, k]`.
+    pub const fn of_x(
+        problem: &Problem,
+        generator: Generator,
+        window: Window,
+        source: Rank,
+    ) -> Self {
+        Self::new(problem, generator, window, source, 1)
+    }
+
+    /// Of the global `w`, `[n, k]`.
+    pub const fn of_w(
+        problem: &Problem,
+        generator: Generator,
+        window: Window,
+        source: Rank,
+    ) -> Self {
+        Self::new(problem, generator, window, source, SCALE_BLOCK)
+    }
+
+    const fn new(
+        problem: &Problem,
+        generator: Generator,
+        window: Window,
+        source: Rank,
+        rows: u32,
+    ) -> Self {
+        let source = if problem.op().gathers() { 0 } else { source.get() };
+        Self { form: problem.numerics().scales, generator, window, rows, source }
+    }
+
+    /// Of an element.
+    fn of(&self, line: u32, col: u32) -> f32 {
+        let Window { row0, col0, .. } = self.window;
+        let (row, col) = match self.form {
+            Scales::None => return 1.0,
+            Scales::Tensor => (0, self.source),
+            Scales::Row => (row0 + line, self.source),
+            Scales::Block => ((row0 + line) / self.rows, (col0 + col) / SCALE_BLOCK),
+        };
+        scale(self.generator.fill, self.generator.seed, row, col)
+    }
+
+    /// Rows and columns that share a scale.
+    fn steps(&self) -> [usize; 2] {
+        let (rows, cols) = (self.window.rows.max(1), self.window.cols);
+        let [rows, cols] = match self.form {
+            Scales::None | Scales::Tensor => [rows, cols],
+            Scales::Row => [1, cols],
+            Scales::Block => [self.rows, SCALE_BLOCK],
+        };
+        [rows as usize, cols as usize]
+    }
+
+    /// The scales as ops take them, row by row.
+    pub fn scales(&self) -> Vec<f32> {
+        let ([row_step, col_step], Window { rows, cols, .. }) = (self.steps(), self.window);
+        let lines = (0..rows.max(1)).step_by(row_step);
+        lines
+            .flat_map(|line| (0..cols).step_by(col_step).map(move |col| self.of(line, col)))
+            .collect()
+    }
+
+    /// The scales as cuBLASLt takes them: of 1 x 128 elements those of a block of columns side by
+    /// side, of 128 x 128 those of 128 rows, padded to a multiple of four.
+    pub fn scales_of_cublas(&self) -> Vec<f32> {
+        let Window { rows, cols, .. } = self.window;
+        if self.form != Scales::Block {
+            return self.scales();
+        }
+        if self.rows == 1 {
+            let blocks = (0..cols).step_by(SCALE_BLOCK as usize);
+            return blocks.flat_map(|col| (0..rows).map(move |line| self.of(line, col))).collect();
+        }
+        let padded = cols.div_ceil(SCALE_BLOCK).next_multiple_of(4);
+        let of_lines = |line| {
+            (0..padded).map(move |block| {
+                let col = block * SCALE_BLOCK;
+                if col < cols { self.of(line, col) } else { 0.0 }
+            })
+        };
+        (0..rows).step_by(self.rows as usize).flat_map(of_lines).collect()
+    }
+
+    /// The elements in type `X`, times their scales.
+    pub fn dequantised<X: Element>(&self) -> Vec<f32> {
+        let mut narrow = vec![X::from_f32(0.0); elements(self.window)];
+        data::fill(&mut narrow, self.window, self.generator.seed, self.generator.fill);
+        let mut wide = vec![0.0; narrow.len()];
+        X::widen(&narrow, &mut wide);
+        if self.form == Scales::None {
+            return wide;
+        }
+        for (line, row) in (0..).zip(wide.chunks_exact_mut(self.window.cols as usize)) {
+            for (block, part) in (0..).zip(row.chunks_mut(SCALE_BLOCK as usize)) {
+                let scale = self.of(line, block * SCALE_BLOCK);
+                for element in part {
+                    *element *= scale;
+                }
+            }
+        }
+        wide
+    }
+
+    /// The codes, and behind those of each row so many bytes more: its scales, then zeros.
+    ///
+    /// # Panics
+    /// If `to` is not as long.
+    pub fn write_codes(&self, to: &mut [F8E4M3], behind: usize) {
+        let wide = self.window.cols as usize + behind;
+        assert_eq!(to.len(), self.window.rows as usize * wide, "{:?}", self.window);
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let rows = (self.window.rows as usize).div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            for (first, lines) in (0..).step_by(rows).zip(to.chunks_mut(rows * wide)) {
+                scope.spawn(move || {
+                    for (line, to) in (first..).zip(lines.chunks_exact_mut(wide)) {
+                        self.write_row(line, to);
+                    }
+                });
+            }
+        });
+    }
+
+    fn write_row(&self, line: u32, to: &mut [F8E4M3]) {
+        let Window { row0, cols, .. } = self.window;
+        let (codes, behind) = to.split_at_mut(cols as usize);
+        let row = Window { row0: row0 + line, rows: 1, ..self.window };
+        data::fill(codes, row, self.generator.seed, self.generator.fill);
+        let firsts = (0..cols).step_by(self.steps()[1]);
+        let scales = firsts.flat_map(|col| self.of(line, col).to_le_bytes());
+        for (to, byte) in behind.iter_mut().zip(scales.chain(std::iter::repeat(0))) {
+            *to = F8E4M3::from_bits(byte);
+        }
+    }
+}
+
+/// Rows of the global `x`, of all ranks' parts, times their scales.
+pub fn rows_of_x<X: Element>(
+    problem: &Problem,
+    generator: Generator,
+    row0: u32,
+    rows: u32,
+) -> Vec<f32> {
+    of_parts(problem, row0, rows, |window, source| {
+        Part::of_x(problem, generator, window, source).dequantised::<X>()
+    })
+}
+
+/// Rows of the global `w`, of all ranks' parts, times their scales.
+pub fn rows_of_w<X: Element>(
+    problem: &Problem,
+    generator: Generator,
+    row0: u32,
+    rows: u32,
+) -> Vec<f32> {
+    of_parts(problem, row0, rows, |window, source| {
+        Part::of_w(problem, generator, window, source).dequantised::<X>()
+    })
+}
+
+fn of_parts(
+    problem: &Problem,
+    row0: u32,
+    rows: u32,
+    part: impl Fn(Window, Rank) -> Vec<f32>,
+) -> Vec<f32> {
+    let k = problem.k();
+    if problem.op().gathers() {
+        return part(Window { row0, col0: 0, rows, cols: k }, Rank::new(0));
+    }
+    let mut all = vec![0.0; rows as usize * k as usize];
+    for source in problem.world().ranks() {
+        let inner = problem.inner(source);
+        let window = Window { row0, col0: inner.start, rows, cols: inner.len() as u32 };
+        let lines = all.chunks_exact_mut(k as usize);
+        for (to, from) in lines.zip(part(window, source).chunks_exact(inner.len())) {
+            to[inner.start as usize..inner.end as usize].copy_from_slice(from);
+        }
+    }
+    all
+}
+
+/// Bytes behind the codes of a row of `x`: its scales travel with it.
+pub fn bytes_behind_rows(problem: &Problem) -> usize {
+    if problem.op().gathers() {
+        problem.numerics().row_scale_bytes(problem.k()) as usize
+    } else {
+        0
+    }
+}
