@@ -14,7 +14,7 @@
 
 // The version of this interface. It changes with any structure: use the header of the library's
 // own build.
-#define FLUX_ABI_VERSION 2
+#define FLUX_ABI_VERSION 3
 
 // Calls add a bias.
 #define FLUX_OP_BIAS 1
@@ -40,6 +40,10 @@
 // Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
 // twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
 #define FLUX_OP_F32_PARTIALS 64
+
+// With FLUX_E4M3 and scales of tensors or rows: tensor cores add all products, and keep fewer bits
+// of sums than fp32. Sums leave them every 128 elements of `k` otherwise.
+#define FLUX_OP_FAST_ACCUMULATION 128
 
 // Most weights of an op.
 #define FLUX_MAX_WEIGHTS 4
@@ -99,6 +103,11 @@ enum flux_dtype
     FLUX_BF16 = 1,
     // IEEE half precision.
     FLUX_FP16 = 2,
+    // 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales. On a GPU of compute capability
+    // 9.0.
+    FLUX_E4M3 = 3,
+    // IEEE single precision: of scales alone.
+    FLUX_FP32 = 4,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -226,15 +235,16 @@ typedef struct flux_op_options {
     size_t size;
     // A flux_op_kind.
     int32_t kind;
-    // A flux_dtype.
+    // A flux_dtype: of `x` and `w`.
     int32_t dtype;
     // Most rows of a call, of all ranks together.
     size_t max_m;
-    // Output features of all ranks together, a multiple of 8, with gates of 16. Of
-    // FLUX_ALL_GATHER_GEMM at least as many for each rank.
+    // Output features of all ranks together, a multiple of 8, with gates of 16; of FLUX_E4M3 twice
+    // as many, with FLUX_SCALES_BLOCK of 128 and 256. Of FLUX_ALL_GATHER_GEMM at least as many for
+    // each rank.
     size_t n;
-    // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM
-    // at least 8 for each rank.
+    // Inner features of all ranks together, a multiple of 8, of FLUX_E4M3 of 16, with
+    // FLUX_SCALES_BLOCK of 128. Of others than FLUX_ALL_GATHER_GEMM at least as many for each rank.
     size_t k;
     // Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
     // the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
@@ -247,19 +257,24 @@ typedef struct flux_op_options {
     int32_t activation;
     // The eps of FLUX_OP_RMS_NORM; else 0.
     float rms_norm_eps;
+    // A flux_scales, of FLUX_E4M3; else 0.
+    int32_t scales;
+    // A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
+    int32_t output;
     // 0.
     uint32_t reserved;
 } flux_op_options;
 
 // A row-major matrix of the caller's. A vector is one row.
 typedef struct flux_tensor {
-    // Address of the first element: a multiple of 16. NULL is possible without rows.
+    // Address of the first element: a multiple of 16, of FLUX_FP32 of 4. NULL is possible without
+    // rows.
     void *data;
     // Rows.
     size_t rows;
     // Columns: consecutive elements of a row.
     size_t cols;
-    // Elements from a row to the next, a multiple of 8; 0 for `cols`.
+    // Elements from a row to the next, in bytes a multiple of 16, of FLUX_FP32 of 4; 0 for `cols`.
     size_t row_stride;
     // A flux_dtype.
     int32_t dtype;
@@ -272,9 +287,14 @@ typedef struct flux_operands {
     size_t size;
     // Input: see flux_op_kind.
     const struct flux_tensor *x;
-    // Weight: see flux_op_kind. Of an op with several weights `w`, `bias` and `y` are arrays, with
-    // an element for each weight.
+    // Weight: see flux_op_kind. Of an op with several weights `w`, `scale_w`, `bias` and `y` are
+    // arrays, with an element for each weight.
     const struct flux_tensor *w;
+    // With scales: of FLUX_FP32, see flux_scales. Of FLUX_ALL_GATHER_GEMM scales of rows and of
+    // blocks lie behind the `k` elements of each row of `x`, which travel with them.
+    const struct flux_tensor *scale_x;
+    // With scales: of FLUX_FP32, see flux_scales.
+    const struct flux_tensor *scale_w;
     // With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
     // each of this rank's rows of the weight `[n, k]`.
     const struct flux_tensor *bias;
@@ -288,7 +308,7 @@ typedef struct flux_operands {
     const struct flux_tensor *y_norm;
     // Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     const struct flux_tensor *x_full;
-    // Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
+    // Elements of `w`, `scale_w`, `bias` and `y`: those of the op's columns. 0 for one.
     size_t weight_count;
     // 1 where the weights are there before the work ahead of the call on its stream begins, else 0.
     // On Hopper the call then loads the first of them while the kernel ahead ends. Whoever changes

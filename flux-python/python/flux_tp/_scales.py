@@ -183,7 +183,7 @@ def quantized_weight(weight: Tensor, form: str) -> tuple[Tensor, Tensor]:
 def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
     """Has the parallel linear layers of a model compute in 8 bits, for inference: in place, and returned.
 
-    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight as a buffer of
+    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight in
     ``torch.float8_e4m3fn`` with ``weight_scale``, and quantises its input (:func:`quantize_rows`): ``"row"`` has a scale of each
     output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay.
 
@@ -194,7 +194,10 @@ def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.
 
     if scales not in ("row", "block"):
         raise OperandError(f"scales = {scales!r}: give 'row' or 'block'")
-    for name, layer in module.named_modules():
-        if isinstance(layer, _ParallelLinear) and layer.scales is None and not (keep and keep(name, layer)):
-            layer._quantize(scales, name or type(layer).__name__)
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _ParallelLinear) and layer.scales is None}
+    layers = {name: layer for name, layer in layers.items() if not (keep and keep(name, layer))}
+    for name, layer in layers.items():
+        layer._check_quantisable(scales, name or type(layer).__name__)
+    for layer in layers.values():
+        layer._quantize(scales)
     return module

@@ -89,15 +89,18 @@ class _ParallelLinear(nn.Module):
             return whole[2 * own.start : 2 * own.stop]
         return torch.cat([half[own] for half in whole.chunk(2)])
 
-    def _quantize(self, form: str, name: str) -> None:
-        """Holds the weight in 8 bits, with scales of a form that :func:`flux_tp.quantize` takes."""
+    def _check_quantisable(self, form: str, name: str) -> None:
         if self._dim == 0 and not self.sequence_parallel:
             raise OperandError(f"{name}: without sequence_parallel its product is torch's, which flux_tp does not quantise: leave it out by keep=")
-        group = (128 if form == "block" else 16) * (1 if self._gates is None else 2)
+        group = 128 if form == "block" else 16
         for dim, feature in enumerate(("out_features", "in_features")):
-            extent, multiple = getattr(self, feature), group * (self.comm.world_size if dim == self._dim else 1)
+            halves = 2 if dim == 0 and self._gates is not None else 1
+            extent, multiple = getattr(self, feature), group * halves * (self.comm.world_size if dim == self._dim else 1)
             if extent % multiple:
                 raise OperandError(f"{name}: {feature} = {extent}, and {form} scales need multiples of {multiple}: leave it out by keep=")
+
+    def _quantize(self, form: str) -> None:
+        """Holds the weight in 8 bits, with scales of a form that :func:`flux_tp.quantize` takes."""
         self._out_dtype = self.weight.dtype
         codes, scale = quantized_weight(self.weight, form)
         self.weight, self.weight_scale = (nn.Parameter(of, requires_grad=False) for of in (codes, scale))
