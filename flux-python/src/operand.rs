@@ -85,7 +85,7 @@ pub(crate) fn operand(
     }
     // Rows are read by vectors of 16 bytes, scales one by one.
     let (alignment, multiple) = match dtype {
-        ElementType::Matrix(_) => (16, i64::from(dtype.per_vector())),
+        ElementType::Matrix(_) => (16, dtype.per_vector()),
         ElementType::F32 => (4, 1),
     };
     if !empty && !address.is_multiple_of(alignment) {
@@ -93,7 +93,7 @@ pub(crate) fn operand(
             "and begins off a {alignment}-byte border, as a slice of a buffer may: call {copy}"
         ));
     }
-    let padded = cols.is_multiple_of(multiple as usize) && row_stride % multiple != 0;
+    let padded = cols.is_multiple_of(multiple as usize) && row_stride % i64::from(multiple) != 0;
     if !empty && rows > 1 && padded {
         return refused(format!(
             "with rows {row_stride} elements apart, and multiples of {multiple} are needed: call \

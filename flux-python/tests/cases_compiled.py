@@ -144,13 +144,10 @@ def check(plain, compiled, leaves, x):
 def scaled_ops_compile(comm):
     m = comm.world_size * 4
     x = torch.from_numpy(operand(1, m, 32)[rows(comm.world_size, comm.rank, m)]).to(place(), BF16)
-    up, of_up, down, of_down = codes(2, 64, 32), powers(3, 1, 64), codes(4, 48, 64), powers(5, 1, 48)
+    w, of_w = codes(2, 64, 32), powers(3, 1, 64)
 
     def layer(x):
         q, scale = flux_tp.quantize_rows(x)
-        y = flux_tp.all_gather_matmul(q, up, activation="relu", scale_a=scale, scale_b=of_up)
-        q, scale = flux_tp.quantize_rows(y)
-        return flux_tp.matmul_reduce_scatter(q, down, scale_a=scale, scale_b=of_down)
+        return flux_tp.all_gather_matmul(q, w, activation="relu", scale_a=scale, scale_b=of_w)
 
-    # The graph without generated code, which takes a compiler long.
-    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+    assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))

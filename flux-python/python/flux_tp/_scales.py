@@ -114,9 +114,10 @@ def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
         aligned = x.data_ptr() % 16 == step % 16 == 0
         if rows and behind and dense and aligned and first + (rows - 1) * step + wide <= storage.nbytes():
             return x.as_strided((rows, wide), (step, 1))
-    bytes_of = scale.contiguous().view(torch.uint8)
-    padding = bytes_of.new_zeros(rows, wide - k - bytes_of.shape[1])
-    return torch.cat([x.view(torch.uint8), bytes_of, padding], 1).view(E4M3)
+    # As integers of a scale's size: torch may lay a column of scales out in any way.
+    codes, behind = x.contiguous().view(torch.int32), scale.view(torch.int32)
+    padding = behind.new_zeros(rows, wide // 4 - codes.shape[1] - behind.shape[1])
+    return torch.cat([codes, behind, padding], 1).view(E4M3)
 
 
 def quantize_rows(
