@@ -12,7 +12,7 @@ const EPS: f32 = 1e-5;
 fn values<T: Number>(rows: usize, cols: usize) -> Vec<T> {
     let value = |at: usize| {
         let bits = raw(7, at as u32, 0);
-        let power = (bits >> 20) as i32 % 12 - 6;
+        let power = (bits >> 20).cast_signed() % 12 - 6;
         T::from_f32(((bits % 2001) as f32 - 1000.0) / 1000.0 * 2_f32.powi(power))
     };
     let mut values: Vec<T> = (0..rows * cols).map(value).collect();
@@ -56,7 +56,7 @@ fn same_bits<T: Number>(node: &Node, rows: usize, cols: usize) {
                     if norm.is_some() { call.rms_norm(&gain, Epsilon::from(EPS)) } else { call };
                 call.write(&mut out, node.stream()).unwrap();
             }
-            let bits = |of: Vec<F8E4M3>| of.iter().map(|code| code.to_bits()).collect::<Vec<_>>();
+            let bits = |of: Vec<F8E4M3>| of.iter().map(F8E4M3::to_bits).collect::<Vec<_>>();
             let (found, expected) = (bits(node.download(&out)), bits(expected));
             let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
             assert_eq!(differs, None, "{rows} x {cols}, {scales}, norm {}", norm.is_some());

@@ -48,7 +48,7 @@ fn case(
 
 /// The power of two that a line's codes at a block are larger by.
 fn shift(seed: u64, line: u32, block: u32) -> i32 {
-    (raw(seed, line, block) % 8) as i32
+    (raw(seed, line, block) % 8).cast_signed()
 }
 
 /// An operand's codes, and its scales: one, one a line, or one a block.
