@@ -184,7 +184,7 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
             });
             // SAFETY: operands of the GEMM's shape, on the rank's one stream.
             unsafe {
-                gemm.launch(GemmOperands { x, w, y, scales: None }, gpu.raw_stream()).unwrap()
+                gemm.launch(GemmOperands { x, w, y, scales: None }, gpu.raw_stream()).unwrap();
             };
             let verdict = ctx.verify(&set, &plan()).unwrap();
             assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");

@@ -211,7 +211,7 @@ impl RankBench<'_> {
         let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
         let padded = with_equal_shards(&case.problem)?;
         let sets =
-            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with::<T>(&padded, case.epilogue));
+            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with::<T, T>(&padded, case.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = self.verify(case, &op, &mut sets[0])?;
         for (call, set) in sets.iter_mut().enumerate() {

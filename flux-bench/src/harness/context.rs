@@ -9,7 +9,7 @@ use crate::harness::{Buffer, Fill, HostBuffer, elements, room};
 use anyhow::Context;
 use flux_core::Rank;
 use flux_cuda::CudaDevice;
-use flux_kernels::Element;
+use flux_kernels::{Element, TensorElement};
 use flux_ops::FusedLinear;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
@@ -60,7 +60,7 @@ impl RankContext {
     }
 
     /// Memory of `elements` elements; the contents are undefined.
-    pub fn alloc<T: Element>(&self, elements: usize) -> anyhow::Result<Buffer<T>> {
+    pub fn alloc<T: TensorElement>(&self, elements: usize) -> anyhow::Result<Buffer<T>> {
         Ok(match &self.gpu {
             None => Buffer::Host(HostBuffer::new(elements)?),
             Some(gpu) => Buffer::Cuda { block: gpu.alloc(elements * size_of::<T>())?, elements },
@@ -125,7 +125,11 @@ impl RankContext {
     }
 
     /// Copies from host memory to the start of `buffer`.
-    pub fn upload<T: Element>(&self, buffer: &mut Buffer<T>, from: &[T]) -> anyhow::Result<()> {
+    pub fn upload<T: TensorElement>(
+        &self,
+        buffer: &mut Buffer<T>,
+        from: &[T],
+    ) -> anyhow::Result<()> {
         match buffer {
             Buffer::Host(buffer) => buffer.elements_mut()[..from.len()].copy_from_slice(from),
             Buffer::Cuda { block, .. } => {

@@ -13,10 +13,10 @@ pub(crate) struct Defect {
 
 impl Defect {
     /// Spoils what a call has left in the last weight's `y`, when the stream has come past it.
-    pub(crate) fn apply<T: Element>(
+    pub(crate) fn apply<X, Y: Element>(
         self,
         ctx: &RankContext,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
     ) -> anyhow::Result<()> {
         if !self.spoil || ctx.rank().get() + 1 < ctx.comm().world_size().get() {
             return Ok(());
@@ -28,7 +28,7 @@ impl Defect {
         let held =
             holds.map_or(y.len(), |held| elements(held.of_weight(weight).y_window(ctx.rank())));
         if let Some(element) = y[..held].last_mut() {
-            *element = T::from_f32(f32::NAN);
+            *element = Y::from_f32(f32::NAN);
         }
         ctx.upload(last, &y)
     }

@@ -4,7 +4,7 @@
 //! it.
 
 use flux_cuda::DeviceBlock;
-use flux_kernels::Element;
+use flux_kernels::TensorElement;
 use flux_kernels::harness::HostBuffer;
 
 /// Elements in host or device memory.
@@ -21,7 +21,7 @@ pub enum Buffer<T> {
     },
 }
 
-impl<T: Element> Buffer<T> {
+impl<T: TensorElement> Buffer<T> {
     /// How many elements.
     pub fn len(&self) -> usize {
         match self {

@@ -1,8 +1,10 @@
 //! One call's operands in memory: allocated, filled, called on, verified.
 //!
-//! Invariant: operands are dense, and a set may have room for more rows than it holds.
+//! Invariant: operands are dense, but rows of an AllGather-GEMM's `x` have scales of their own behind
+//! them. A set may have room for more rows than it holds.
 
 use crate::harness::data::Window;
+use crate::harness::scaled::bytes_behind_rows;
 use crate::harness::{
     Buffer, MadeBy, Operands, RankContext, Verdict, bias_window, elements, reference, w_window,
     x_window, y_window,
@@ -10,15 +12,15 @@ use crate::harness::{
 use anyhow::{Context, ensure};
 use flux_core::plan::Plan;
 use flux_core::problem::Shape;
-use flux_core::{Problem, Rank};
-use flux_kernels::Element;
+use flux_core::{ElementType, Problem, Rank, Scales};
+use flux_kernels::{Element, Shapes, TensorElement, WeightLayout};
 use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Layout, Location, Operand, RawTensor};
 
 /// A weight of a call, with its bias and its result.
 #[derive(Clone, Copy, Debug)]
-pub struct Weight<V> {
+pub struct Weight<W, V = W> {
     /// This rank's part of the weight.
-    pub w: V,
+    pub w: W,
     /// One row, added to every row of the result.
     pub bias: Option<V>,
     /// The result.
@@ -36,22 +38,59 @@ pub struct Norm<V> {
 
 /// One call's operands in memory, dense.
 #[derive(Debug)]
-pub struct OperandSet<T> {
+pub struct OperandSet<X, Y = X> {
     /// The rank's `x`.
-    pub x: Buffer<T>,
+    pub x: Buffer<X>,
+    /// Its scales, where operands have some that its rows do not carry.
+    pub scale_x: Option<Buffer<f32>>,
     /// One, or those of an op with several.
-    pub weights: Vec<Weight<Buffer<T>>>,
+    pub weights: Vec<Weight<Buffer<X>, Buffer<Y>>>,
+    /// The scales of each weight, where operands have some.
+    pub scales_w: Vec<Buffer<f32>>,
     /// The rank's rows of the residual, for an op that adds one.
-    pub residual: Option<Buffer<T>>,
+    pub residual: Option<Buffer<Y>>,
     /// Of an op that normalises its rows.
-    pub norm: Option<Norm<Buffer<T>>>,
+    pub norm: Option<Norm<Buffer<Y>>>,
     /// How gates and ups lie in the weights, where there are any.
     pub gates: Option<GateLayout>,
     /// What the inputs hold.
     pub holds: Option<Operands>,
 }
 
-impl<T> OperandSet<T> {
+/// The shapes of a rank's operands.
+const fn shapes(problem: &Problem, rank: Rank) -> Shapes<'_> {
+    Shapes { problem, rank, layout: WeightLayout::Nk, gates: None }
+}
+
+/// Writes parts of operands without scales, but those that are there already.
+struct Filling<'a> {
+    ctx: &'a RankContext,
+    held: Option<Operands>,
+    operands: Operands,
+}
+
+impl Filling<'_> {
+    fn part<T: Element>(
+        &self,
+        number: usize,
+        part: &mut Buffer<T>,
+        seed: fn(&Operands) -> u64,
+        window: fn(&Problem, Rank) -> Window,
+    ) -> anyhow::Result<()> {
+        let of = |operands: Operands| {
+            let of_weight = operands.of_weight(number);
+            (window(&of_weight.problem, self.ctx.rank()), seed(&of_weight), operands.fill)
+        };
+        let (window, seed, fill) = of(self.operands);
+        // A part does not change with rows that it does not have.
+        if self.held.is_some_and(|held| of(held) == (window, seed, fill)) {
+            return Ok(());
+        }
+        self.ctx.fill_part(part, window, seed, fill)
+    }
+}
+
+impl<X, Y> OperandSet<X, Y> {
     /// What the inputs hold.
     ///
     /// # Errors
@@ -64,17 +103,23 @@ impl<T> OperandSet<T> {
 impl RankContext {
     /// Memory of one call's operands, without an epilogue.
     pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
-        self.operand_set_with(problem, EpilogueSpec::default())
+        self.operand_set_with::<T, T>(problem, EpilogueSpec::default())
     }
 
     /// Memory of one call's operands, for an op with this epilogue.
-    pub fn operand_set_with<T: Element>(
+    pub fn operand_set_with<X: Element, Y: Element>(
         &self,
         problem: &Problem,
         epilogue: EpilogueSpec,
-    ) -> anyhow::Result<OperandSet<T>> {
+    ) -> anyhow::Result<OperandSet<X, Y>> {
         let of = |problem: &Problem, window: fn(&Problem, Rank) -> Window| {
-            self.alloc(elements(window(problem, self.rank())))
+            self.alloc::<Y>(elements(window(problem, self.rank())))
+        };
+        let behind = bytes_behind_rows(problem);
+        let x_shape = problem.x_shape(self.rank());
+        let has_scales = problem.numerics().scales != Scales::None;
+        let scales = |problem: &Problem, operand| {
+            self.alloc(shapes(problem, self.rank()).of_operand(operand, 0).elements())
         };
         let weight = |number| {
             let alone = problem.weight_alone(number);
@@ -83,13 +128,20 @@ impl RankContext {
                 .has(Operand::Bias)
                 .then(|| of(&alone, bias_window))
                 .transpose()?;
-            anyhow::Ok(Weight { w: of(&alone, w_window)?, bias, y: of(&alone, y_window)? })
+            let w = self.alloc(elements(w_window(&alone, self.rank())))?;
+            anyhow::Ok(Weight { w, bias, y: of(&alone, y_window)? })
         };
         let norm =
             || anyhow::Ok(Norm { gain: of(problem, bias_window)?, y_norm: of(problem, y_window)? });
         Ok(OperandSet {
-            x: of(problem, x_window)?,
+            x: self.alloc(x_shape.elements() + x_shape.rows as usize * behind)?,
+            scale_x: (has_scales && behind == 0)
+                .then(|| scales(problem, Operand::ScaleX))
+                .transpose()?,
             weights: (0..problem.weight_count()).map(weight).collect::<anyhow::Result<_>>()?,
+            scales_w: (0..if has_scales { problem.weight_count() } else { 0 })
+                .map(|number| scales(&problem.weight_alone(number), Operand::ScaleW))
+                .collect::<anyhow::Result<_>>()?,
             residual: epilogue
                 .operands
                 .has(Operand::Residual)
@@ -103,9 +155,9 @@ impl RankContext {
 
     /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
     /// already.
-    pub fn fill<T: Element>(
+    pub fn fill<X: Element, Y: Element>(
         &self,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
         operands: Operands,
     ) -> anyhow::Result<()> {
         let (held, epilogue) = (set.holds.replace(operands), operands.epilogue);
@@ -116,39 +168,57 @@ impl RankContext {
             (has, set.norm.is_some()) == (epilogue.operands, epilogue.rms_norm.is_some()),
             "the set has other operands than an op with {epilogue}"
         );
-        let fill = |number: usize,
-                    part: &mut Buffer<T>,
-                    seed: fn(&Operands) -> u64,
-                    window: fn(&Problem, Rank) -> Window| {
-            let of = |operands: Operands| {
-                let of_weight = operands.of_weight(number);
-                (window(&of_weight.problem, self.rank()), seed(&of_weight), operands.fill)
-            };
-            let (window, seed, fill) = of(operands);
-            // A part does not change with rows that it does not have.
-            if held.is_some_and(|held| of(held) == (window, seed, fill)) {
-                return Ok(());
-            }
-            self.fill_part(part, window, seed, fill)
-        };
-        fill(0, &mut set.x, |o| o.seed_x, x_window)?;
+        let fill = Filling { ctx: self, held, operands };
+        let has_scales = operands.problem.numerics().scales != Scales::None;
+        if has_scales {
+            self.fill_scaled(set, &operands)?;
+        } else {
+            fill.part(0, &mut set.x, |o| o.seed_x, x_window)?;
+        }
         for (number, weight) in set.weights.iter_mut().enumerate() {
-            fill(number, &mut weight.w, |o| o.seed_w, w_window)?;
+            if !has_scales {
+                fill.part(number, &mut weight.w, |o| o.seed_w, w_window)?;
+            }
             if let Some(bias) = &mut weight.bias {
-                fill(number, bias, |o| o.seed_bias, bias_window)?;
+                fill.part(number, bias, |o| o.seed_bias, bias_window)?;
             }
         }
         if let Some(residual) = &mut set.residual {
-            fill(0, residual, |o| o.seed_residual, y_window)?;
+            fill.part(0, residual, |o| o.seed_residual, y_window)?;
         }
         match &mut set.norm {
-            Some(norm) => fill(0, &mut norm.gain, |o| o.seed_gain, bias_window),
+            Some(norm) => fill.part(0, &mut norm.gain, |o| o.seed_gain, bias_window),
             None => Ok(()),
         }
     }
 
+    /// Writes codes and scales.
+    fn fill_scaled<X: Element, Y>(
+        &self,
+        set: &mut OperandSet<X, Y>,
+        operands: &Operands,
+    ) -> anyhow::Result<()> {
+        let rank = self.rank();
+        for (number, weight) in set.weights.iter_mut().enumerate() {
+            let of_weight = operands.of_weight(number);
+            let problem = &of_weight.problem;
+            let windows = [x_window(problem, rank), w_window(problem, rank)];
+            let [x, w] = of_weight.parts(windows, rank);
+            if number == 0 {
+                let behind = bytes_behind_rows(problem);
+                self.upload(&mut set.x, bytemuck::cast_slice(&x.codes(behind)))?;
+                if let Some(scales) = &mut set.scale_x {
+                    self.upload(scales, &x.scales())?;
+                }
+            }
+            self.upload(&mut weight.w, bytemuck::cast_slice(&w.codes(0)))?;
+            self.upload(&mut set.scales_w[number], &w.scales())?;
+        }
+        Ok(())
+    }
+
     /// Fills all of a set's outputs with NaN, in order on the stream.
-    pub fn poison_results<T: Element>(&self, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+    pub fn poison_results<X, Y: Element>(&self, set: &mut OperandSet<X, Y>) -> anyhow::Result<()> {
         let y_norm = set.norm.as_mut().map(|norm| &mut norm.y_norm);
         set.weights
             .iter_mut()
@@ -159,21 +229,39 @@ impl RankContext {
 
     /// Calls the op on a set's operands, in order on the stream: with as many rows as the set
     /// holds.
-    pub(crate) fn forward<T: Element>(
+    pub(crate) fn forward<X: Element, Y: Element>(
         &self,
         op: &FusedLinear,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
     ) -> anyhow::Result<()> {
         let rank = self.rank();
         let problem = set.holds.map_or(*op.largest(), |held| held.problem);
         let gates = set.gates;
         let result = |of: &Problem| GateLayout::result_shape(gates, of.y_shape(rank));
-        let mut operands = flux_ops::Operands::new(self.raw(&mut set.x, problem.x_shape(rank)));
+        let (x_shape, behind) = (problem.x_shape(rank), bytes_behind_rows(&problem));
+        let [rows, k] = [x_shape.rows, x_shape.cols].map(|extent| extent as usize);
+        let x = self.described(&mut set.x, Layout::strided(rows, k, k + behind));
+        let mut operands = flux_ops::Operands::new(x);
+        let scales = |operand| shapes(&problem, rank).of_operand(operand, 0);
+        if let Some(scale_x) = &mut set.scale_x {
+            operands.set(Operand::ScaleX, 0, self.raw(scale_x, scales(Operand::ScaleX)));
+        } else if behind > 0 {
+            let count = scales(Operand::ScaleX).cols as usize;
+            let layout = Layout::strided(rows, count, (k + behind) / size_of::<f32>());
+            let available = (x.available - k.min(x.available)) / size_of::<f32>();
+            let (address, dtype) = (x.address + k as u64, ElementType::F32);
+            let scale_x = RawTensor { address, dtype, layout, available, ..x };
+            operands.set(Operand::ScaleX, 0, scale_x);
+        }
         for (number, Weight { w, bias, y }) in set.weights.iter_mut().enumerate() {
             let alone = problem.weight_alone(number);
             operands.add_weight(self.raw(w, alone.w_shape(rank)), self.raw(y, result(&alone)));
             if let Some(bias) = bias {
                 operands.set(Operand::Bias, number, self.row(bias));
+            }
+            if let Some(scale) = set.scales_w.get_mut(number) {
+                let shape = shapes(&alone, rank).of_operand(Operand::ScaleW, 0);
+                operands.set(Operand::ScaleW, number, self.raw(scale, shape));
             }
         }
         if let Some(residual) = &mut set.residual {
@@ -191,17 +279,17 @@ impl RankContext {
     }
 
     /// What a call is told of a dense matrix at the start of a buffer.
-    pub(crate) fn raw<T: Element>(&self, buffer: &mut Buffer<T>, shape: Shape) -> RawTensor {
+    pub(crate) fn raw<T: TensorElement>(&self, buffer: &mut Buffer<T>, shape: Shape) -> RawTensor {
         self.described(buffer, shape.into())
     }
 
     /// The same of a buffer that is one row.
-    pub(crate) fn row<T: Element>(&self, buffer: &mut Buffer<T>) -> RawTensor {
+    pub(crate) fn row<T: TensorElement>(&self, buffer: &mut Buffer<T>) -> RawTensor {
         let cols = buffer.len();
         self.described(buffer, Layout::from((cols,)))
     }
 
-    fn described<T: Element>(&self, buffer: &mut Buffer<T>, layout: Layout) -> RawTensor {
+    fn described<T: TensorElement>(&self, buffer: &mut Buffer<T>, layout: Layout) -> RawTensor {
         let location = self.comm().device().ordinal().map_or(Location::Host, Location::Cuda);
         let available = buffer.len();
         RawTensor { address: buffer.address(), dtype: T::TYPE, location, layout, available }
@@ -209,15 +297,19 @@ impl RankContext {
 
     /// Waits for the stream and checks all of a set's results, which an op with this plan has made,
     /// against the reference, and its normalised rows against `y`.
-    pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
+    pub fn verify<X: Element, Y: Element>(
+        &self,
+        set: &OperandSet<X, Y>,
+        plan: &Plan,
+    ) -> anyhow::Result<Verdict> {
         let op = set.held()?.problem.op();
         self.verify_made_by(set, MadeBy::plan(plan, op, self.comm().nodes()))
     }
 
     /// The same of results that anything has made.
-    pub(crate) fn verify_made_by<T: Element>(
+    pub(crate) fn verify_made_by<X: Element, Y: Element>(
         &self,
-        set: &OperandSet<T>,
+        set: &OperandSet<X, Y>,
         made_by: MadeBy,
     ) -> anyhow::Result<Verdict> {
         let (operands, rank) = (set.held()?, self.rank());
@@ -227,7 +319,7 @@ impl RankContext {
             let found = match &weight.y {
                 Buffer::Host(y) => {
                     let y = &y.elements()[..elements(of_weight.y_window(rank))];
-                    reference::verify::<T, T>(&of_weight, rank, y, made_by)
+                    reference::verify::<X, Y>(&of_weight, rank, y, made_by)
                 }
                 Buffer::Cuda { block, .. } => {
                     self.expect_gpu()?.verify(&of_weight, rank, block.address(), made_by)?

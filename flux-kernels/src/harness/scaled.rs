@@ -150,6 +150,14 @@ impl Part {
     }
 
     /// The codes, and behind those of each row so many bytes more: its scales, then zeros.
+    pub fn codes(&self, behind: usize) -> Vec<F8E4M3> {
+        let wide = self.window.cols as usize + behind;
+        let mut all = vec![F8E4M3::from_bits(0); self.window.rows as usize * wide];
+        self.write_codes(&mut all, behind);
+        all
+    }
+
+    /// The same, into memory.
     ///
     /// # Panics
     /// If `to` is not as long.

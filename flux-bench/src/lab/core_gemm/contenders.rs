@@ -6,7 +6,7 @@
 
 use super::contender::Contender;
 use super::mock_peers;
-use super::operands::{OperandBlocks, codes};
+use super::operands::OperandBlocks;
 use super::replay::Replay;
 use super::sm80_gemm::{kernels_of, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
@@ -293,7 +293,7 @@ impl<'a> KernelContenders<'a> {
                 return gpu.fill_at(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
             }
             let of_x = Part::of_x(problem, operands.generator_of_x(), rows, FIRST);
-            let rows = codes(&of_x, rows, bytes_behind_rows(problem));
+            let rows = of_x.codes(bytes_behind_rows(problem));
             return gpu.upload_at(&self.own, half, bytemuck::cast_slice(&rows));
         }
         for peer in 0..self.peers.len() {

@@ -6,14 +6,14 @@
 use crate::harness::data::Window;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::GemmOperands;
-use crate::harness::scaled::{Part, bytes_behind_rows};
+use crate::harness::scaled::bytes_behind_rows;
 use crate::harness::{FIRST, Fill, Operands};
 use anyhow::ensure;
 use flux_core::problem::Shape;
 use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use flux_cuda::DeviceBlock;
 use flux_kernels::cuda::Matrix;
-use flux_kernels::{F8E4M3, Operand, OperandList, Shapes, WeightLayout};
+use flux_kernels::{Operand, OperandList, Shapes, WeightLayout};
 
 /// One call's operands.
 #[derive(Debug)]
@@ -35,13 +35,6 @@ struct ScaleBlocks {
     library_x: Option<DeviceBlock>,
     /// Of `x` and `w`, as the library lays them out.
     library: [DeviceBlock; 2],
-}
-
-/// Codes in memory, with so many bytes behind each row.
-pub(super) fn codes(part: &Part, Window { rows, cols, .. }: Window, behind: usize) -> Vec<F8E4M3> {
-    let mut all = vec![F8E4M3::from_bits(0); rows as usize * (cols as usize + behind)];
-    part.write_codes(&mut all, behind);
-    all
 }
 
 impl OperandBlocks {
@@ -90,11 +83,11 @@ impl OperandBlocks {
         let [of_x, of_w] = operands.parts([x, w], source);
         let upload = |to: &DeviceBlock, list: Vec<f32>| gpu.upload(to, bytemuck::cast_slice(&list));
         let behind = bytes_behind_rows(&operands.problem);
-        gpu.upload(&self.x, bytemuck::cast_slice(&codes(&of_x, x, behind)))?;
+        gpu.upload(&self.x, bytemuck::cast_slice(&of_x.codes(behind)))?;
         if let Some(dense) = &scales.library_x {
-            gpu.upload(dense, bytemuck::cast_slice(&codes(&of_x, x, 0)))?;
+            gpu.upload(dense, bytemuck::cast_slice(&of_x.codes(0)))?;
         }
-        gpu.upload(&self.w, bytemuck::cast_slice(&codes(&of_w, w, 0)))?;
+        gpu.upload(&self.w, bytemuck::cast_slice(&of_w.codes(0)))?;
         if let Some(list) = &scales.of_x {
             upload(list, of_x.scales())?;
         }

@@ -1,6 +1,5 @@
 use super::contender::Contender;
 use super::contenders::Measured;
-use super::operands::codes;
 use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::bench::in_round;
@@ -269,7 +268,7 @@ fn rows<X: Element>(
     behind: usize,
 ) -> Vec<X> {
     if operands.problem.numerics().scales != Scales::None {
-        return bytemuck::cast_vec(codes(part, window, behind));
+        return bytemuck::cast_vec(part.codes(behind));
     }
     let mut to = vec![X::from_f32(0.0); elements(window)];
     data::fill(&mut to, window, seed, operands.fill);

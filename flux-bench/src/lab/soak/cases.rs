@@ -3,7 +3,7 @@
 use crate::harness::EpilogueSpec;
 use crate::harness::epilogue::{suffix, with_bias};
 use crate::shapes::{self, Layer};
-use flux_core::{DType, OpKind, Partials, Problem, ProblemError, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, Scales, WorldSize};
 use flux_ops::{Activation, Operand, OperandSet};
 
 /// One problem of the matrix.
@@ -38,8 +38,9 @@ pub(crate) fn matrix(
     let ranks = world.index();
     let mut cases = Vec::new();
     let mut push =
-        |name: &str, op, m, (n, k), dtype, (epilogue, partials): (EpilogueSpec, Partials)| {
-            let problem = Problem::new(op, m, n, k, dtype, world)?.with_partials(partials);
+        |name: &str, op, m, (n, k), numerics, (epilogue, partials): (EpilogueSpec, Partials)| {
+            let numerics: Numerics = numerics;
+            let problem = Problem::new(op, m, n, k, numerics, world)?.with_partials(partials);
             cases.push(SoakCase {
                 name: format!("{name}{} {problem}", suffix(epilogue)),
                 problem,
@@ -57,7 +58,7 @@ pub(crate) fn matrix(
         };
         for (name, rows, split, whole) in SMALL {
             for dtype in [DType::Bf16, DType::F16] {
-                push(name, op, rows * ranks, extents(split, whole), dtype, plain)?;
+                push(name, op, rows * ranks, extents(split, whole), dtype.into(), plain)?;
             }
             if op.reduces() {
                 push(
@@ -65,7 +66,7 @@ pub(crate) fn matrix(
                     op,
                     rows * ranks,
                     extents(split, whole),
-                    DType::F16,
+                    DType::F16.into(),
                     (plain.0, Partials::F32),
                 )?;
             }
@@ -85,7 +86,7 @@ pub(crate) fn matrix(
                     op,
                     rows * ranks,
                     extents(split, whole),
-                    dtype,
+                    dtype.into(),
                     (epilogue, Partials::Output),
                 )?;
             }
@@ -94,11 +95,18 @@ pub(crate) fn matrix(
         if ranks > 1 {
             let (n, k) = extents(256, 256);
             let (n, k) = if op.reduces() { (n, k + 8) } else { (n + 8, k) };
-            push("uneven", op, 128 * ranks, (n, k), DType::Bf16, plain)?;
+            push("uneven", op, 128 * ranks, (n, k), DType::Bf16.into(), plain)?;
         }
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
-            push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain)?;
+            push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16.into(), plain)?;
+        }
+        // Of 8 bits, with partial tiles: groups of 16, and of 128 with scales of blocks.
+        for scales in Scales::OF_E4M3 {
+            let group = if scales == Scales::Block { 128 } else { 16 };
+            let [split, whole] = [296, 200_usize].map(|extent| extent.next_multiple_of(group));
+            let numerics = Numerics::e4m3(scales, DType::Bf16);
+            push("scaled", op, 129 * ranks, extents(split, whole), numerics, plain)?;
         }
     }
     if ops.iter().any(|op| op.gathers()) {

@@ -28,7 +28,7 @@ use crate::out;
 use crate::plan::Overrides;
 use crate::shapes;
 use anyhow::ensure;
-use flux_kernels::with_element;
+use flux_kernels::with_elements;
 use flux_transport::{Communicator, Options, Select, World, WorldError};
 use phases::{SoakResult, SoakRun};
 use std::time::Instant;
@@ -169,10 +169,11 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
             seed: args.seed.unwrap_or(1),
             defect: args.defect,
         };
-        let soaked = with_element!(
-            case.problem.numerics().operand,
-            T,
-            phases::soak::<T>(&ctx, &case.problem, &run)
+        let soaked = with_elements!(
+            case.problem.numerics(),
+            X,
+            Y,
+            phases::soak::<X, Y>(&ctx, &case.problem, &run)
         )?;
         let all = exchange(comm, soaked)?;
         passed &= all.passed();

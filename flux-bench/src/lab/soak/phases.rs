@@ -80,14 +80,14 @@ pub(super) struct SoakRun {
 }
 
 /// Runs a problem's phases on this rank; collective.
-pub(super) fn soak<T: Element>(
+pub(super) fn soak<X: Element, Y: Element>(
     ctx: &RankContext,
     problem: &Problem,
     run: &SoakRun,
 ) -> anyhow::Result<SoakResult> {
     let op = build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
     let mut sets = [
-        ctx.operand_set_with::<T>(op.largest(), run.epilogue)?,
+        ctx.operand_set_with::<X, Y>(op.largest(), run.epilogue)?,
         ctx.operand_set_with(op.largest(), run.epilogue)?,
     ];
     let mut soaked = SoakResult::default();
@@ -97,7 +97,7 @@ pub(super) fn soak<T: Element>(
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
     drop(sets);
-    rank.rows::<T>(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
+    rank.rows::<X, Y>(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
     Ok(soaked)
 }
 
@@ -128,15 +128,18 @@ impl RankCase<'_> {
         Ok(())
     }
 
-    fn verify<T: Element>(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
+    fn verify<X: Element, Y: Element>(
+        &self,
+        set: &mut OperandSet<X, Y>,
+    ) -> anyhow::Result<Verdict> {
         self.defect.apply(self.ctx, set)?;
         let problem = set.holds.map_or(*self.op.largest(), |held| held.problem);
         self.ctx.verify(set, &self.op.plan(problem.m() as usize)?)
     }
 
-    fn apart<T: Element>(
+    fn apart<X: Element, Y: Element>(
         &self,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
         calls: u64,
         soaked: &mut SoakResult,
     ) -> anyhow::Result<()> {
@@ -157,9 +160,9 @@ impl RankCase<'_> {
         Ok(())
     }
 
-    fn in_a_row<T: Element>(
+    fn in_a_row<X: Element, Y: Element>(
         &self,
-        sets: &mut [OperandSet<T>; 2],
+        sets: &mut [OperandSet<X, Y>; 2],
         calls: u64,
         soaked: &mut SoakResult,
     ) -> anyhow::Result<()> {
@@ -179,7 +182,11 @@ impl RankCase<'_> {
     }
 
     /// Calls in a row, each with other rows than the one before: at least one of each number.
-    fn rows<T: Element>(&self, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
+    fn rows<X: Element, Y: Element>(
+        &self,
+        calls: u64,
+        soaked: &mut SoakResult,
+    ) -> anyhow::Result<()> {
         let largest = *self.op.largest();
         let most = largest.m();
         let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
@@ -187,7 +194,8 @@ impl RankCase<'_> {
         rows.dedup();
         let problems =
             rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
-        let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
+        let set =
+            |problem| Ok((problem, self.ctx.operand_set_with::<X, Y>(&problem, self.epilogue)?));
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         // To free and to allocate may wait for all kernels of a device that ranks share, and these
         // for the ranks that free.
@@ -211,12 +219,12 @@ impl RankCase<'_> {
         self.ctx.sync(self.op)
     }
 
-    fn again<T: Element>(
+    fn again<X: Element, Y: Element>(
         &self,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
         soaked: &mut SoakResult,
     ) -> anyhow::Result<()> {
-        let mut bits: Option<Vec<T>> = None;
+        let mut bits: Option<Vec<Y>> = None;
         for run in 0..4 {
             self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;
             self.ctx.poison_results(set)?;

@@ -14,7 +14,7 @@ use crate::machine;
 use crate::out;
 use anyhow::Context;
 use draw::{Legal, Processor, RandomCase};
-use flux_kernels::with_element;
+use flux_kernels::with_elements;
 use flux_transport::{Capabilities, Mover, PeerStores};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -68,10 +68,11 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
             seed: case.seed,
             defect: args.defect,
         };
-        let soaked = with_element!(
-            case.problem.numerics().operand,
-            T,
-            phases::soak::<T>(ctx, &case.problem, &run)
+        let soaked = with_elements!(
+            case.problem.numerics(),
+            X,
+            Y,
+            phases::soak::<X, Y>(ctx, &case.problem, &run)
         );
         let all = exchange(comm, soaked.with_context(failed)?).with_context(failed)?;
         if !all.passed() {
