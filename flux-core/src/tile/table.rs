@@ -119,6 +119,8 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
 /// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile, and
 /// of one m64 block on its way there.
 const MOST_PROMOTED_SUMS: u32 = 192;
+/// Most sums of a thread that it promotes and then multiplies by scales without a spill.
+const MOST_SCALED_SUMS: u32 = 120;
 /// Rows of wgmma's operand A.
 pub const WGMMA_ROWS: u32 = 64;
 /// Bytes of an operand's row that a stage holds: one swizzled row.
@@ -167,7 +169,13 @@ impl TileShape {
         let sums = (blocks + 1) * wgmma_n / 2;
         let one_scale =
             !matches!(numerics.scales, Scales::Block) || SCALE_BLOCK.is_multiple_of(self.n);
-        one_scale && (!numerics.promotes() || sums <= MOST_PROMOTED_SUMS)
+        // Scales of rows and columns stay in registers beside promoted sums.
+        let room = match numerics.scales {
+            Scales::Block => MOST_PROMOTED_SUMS,
+            _ if blocks * wgmma_n / 2 <= MOST_SCALED_SUMS => MOST_PROMOTED_SUMS,
+            _ => 0,
+        };
+        one_scale && (!numerics.promotes() || sums <= room)
     }
 
     /// The staging forms of this tile's kernels on Hopper; none outside the table.
