@@ -184,7 +184,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     let tile = if if flattened { can_flatten } else { can_send } {
         tile
     } else {
-        TileShape::new(128, 128, 64)
+        TileShape::new(128, 128, tile.k)
     };
     let rows = match flattened {
         true if draw.below(2) > 0 => RowMapping::FlattenedTwoExchanges,
