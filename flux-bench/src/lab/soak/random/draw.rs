@@ -10,7 +10,8 @@ use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::tile::Generation;
 use flux_core::{
-    DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, SumsTo, TileShape, WorldSize,
+    DType, Numerics, OpKind, Partials, Problem, ProblemError, Rank, Scales, SumsTo, TileShape,
+    WorldSize,
 };
 use flux_ops::Operand;
 use std::fmt;
@@ -83,7 +84,13 @@ impl RandomCase {
             Processor::Gpu { .. } => (2048, 512),
         };
         let op = draw.of(legal.ops());
-        let numerics = Numerics::from(draw.of(&DType::ALL));
+        let scaled = |scales| Numerics::e4m3(scales, DType::Bf16);
+        let numerics = draw.of(&[
+            DType::Bf16.into(),
+            DType::F16.into(),
+            scaled(Scales::Tensor),
+            scaled(Scales::Row),
+        ]);
         let group = numerics.row_multiple() as usize;
         let ranks = world.index();
         // Equal shards in half of the cases, else some with a row less, or none.
