@@ -119,8 +119,10 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
 /// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile, and
 /// of one m64 block on its way there.
 const MOST_PROMOTED_SUMS: u32 = 192;
-/// Most sums of a thread that it promotes and then multiplies by scales without a spill.
-const MOST_SCALED_SUMS: u32 = 120;
+/// Most sums of a thread that it multiplies by scales of rows and columns without a spill.
+const MOST_SCALED_SUMS: u32 = 184;
+/// The same of promoted sums.
+const MOST_SCALED_PROMOTED_SUMS: u32 = 120;
 /// Rows of wgmma's operand A.
 pub const WGMMA_ROWS: u32 = 64;
 /// Bytes of an operand's row that a stage holds: one swizzled row.
@@ -166,16 +168,17 @@ impl TileShape {
     /// `w`, a tile's columns have one.
     pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
         let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
-        let sums = (blocks + 1) * wgmma_n / 2;
-        let one_scale =
-            !matches!(numerics.scales, Scales::Block) || SCALE_BLOCK.is_multiple_of(self.n);
-        // Scales of rows and columns stay in registers beside promoted sums.
-        let room = match numerics.scales {
-            Scales::Block => MOST_PROMOTED_SUMS,
-            _ if blocks * wgmma_n / 2 <= MOST_SCALED_SUMS => MOST_PROMOTED_SUMS,
-            _ => 0,
-        };
-        one_scale && (!numerics.promotes() || sums <= room)
+        let (sums, in_flight) = (blocks * wgmma_n / 2, wgmma_n / 2);
+        let promoted = sums + in_flight <= MOST_PROMOTED_SUMS;
+        match numerics.scales {
+            Scales::None => true,
+            Scales::Block => promoted && SCALE_BLOCK.is_multiple_of(self.n),
+            // Scales of rows and columns lie in registers, too.
+            Scales::Tensor | Scales::Row if numerics.promotes() => {
+                promoted && sums <= MOST_SCALED_PROMOTED_SUMS
+            }
+            Scales::Tensor | Scales::Row => sums <= MOST_SCALED_SUMS,
+        }
     }
 
     /// The staging forms of this tile's kernels on Hopper; none outside the table.
