@@ -229,8 +229,8 @@ impl Numerics {
         Self { operand, scales, fast_accumulation: false, partials, output }
     }
 
-    /// Whether ops have these types: outputs of 16 bits, operands of the same type or of 8 bits with
-    /// scales. Sums of [`Scales::Block`] leave the tensor cores every block.
+    /// Whether ops have these types: outputs of 16 bits, operands of the same type or of 8 bits
+    /// with scales. Sums of [`Scales::Block`] leave the tensor cores every block.
     pub const fn is_supported(self) -> bool {
         let has_scales = !matches!(self.scales, Scales::None);
         let operands = match self.operand {
@@ -300,8 +300,8 @@ impl Numerics {
     }
 }
 
-/// Operands and outputs of one type, in which partial sums are sent, too. Of [`DType::E4m3`] a scale
-/// of a tensor, and outputs of bf16.
+/// Operands and outputs of one type, in which partial sums are sent, too. Of [`DType::E4m3`] a
+/// scale of a tensor, and outputs of bf16.
 impl From<DType> for Numerics {
     fn from(dtype: DType) -> Self {
         let (scales, output) = match dtype {

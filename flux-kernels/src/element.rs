@@ -155,8 +155,8 @@ macro_rules! with_element {
 /// An expression with the [`Element`] of operands and that of outputs.
 ///
 /// ```
-/// use flux_core::{DType, Numerics, Scales};
-/// let bytes = |of: Numerics| flux_kernels::with_elements!(of, X, Y, (size_of::<X>(), size_of::<Y>()));
+/// use flux_core::{DType, Numerics, Scales}; let bytes = |of: Numerics|
+/// flux_kernels::with_elements!(of, X, Y, (size_of::<X>(), size_of::<Y>()));
 /// assert_eq!(bytes(Numerics::e4m3(Scales::Row, DType::F16)), (1, 2));
 /// ```
 ///

@@ -2,8 +2,8 @@
 //! compiler.
 //!
 //! Invariant: each of 16-bit operands has both element types and both layouts of weights, each of
-//! 8-bit operands outputs of bf16. They are the kernels that most rows of the shipped plan table and most of the cost model's first plans for common layers
-//! take.
+//! 8-bit operands outputs of bf16. They are the kernels that most rows of the shipped plan table
+//! and most of the cost model's first plans for common layers take.
 
 use crate::device::KernelTarget;
 use crate::variant::Variant;

@@ -135,7 +135,8 @@ impl Quantizer {
         QuantizeCall { quantizer: self, x: x.view(), norm: None, scales, scale: None }
     }
 
-    /// Begins a call with the scale of a tensor, `[1, 1]`, which is read when the stream comes to it.
+    /// Begins a call with the scale of a tensor, `[1, 1]`, which is read when the stream comes to
+    /// it.
     pub const fn tensor<'a, T: Element>(
         &'a self,
         x: &'a TensorRef<'_, T>,

@@ -36,9 +36,9 @@ mod _native {
     type Connected = (u64, u32, u32, String, Option<u32>);
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
-    /// What an op is built with: dtypes of operands and of the output with the number of the form of
-    /// scales, whether the weight is a transposed view, names of operands, activation, the norm's
-    /// eps, whether partial sums are in fp32.
+    /// What an op is built with: dtypes of operands and of the output with the number of the form
+    /// of scales, whether the weight is a transposed view, names of operands, activation, the
+    /// norm's eps, whether partial sums are in fp32.
     type Built = ((String, String, u64), bool, Vec<String>, u64, Option<f64>, bool);
     /// `weight`, `out`, and of all ranks together `n` of an op that gathers or `k` of the others.
     type OfWeight = (Described, Described, Option<usize>);

@@ -1,7 +1,7 @@
 //! One call's operands in memory: allocated, filled, called on, verified.
 //!
-//! Invariant: operands are dense, but rows of an AllGather-GEMM's `x` have scales of their own behind
-//! them. A set may have room for more rows than it holds.
+//! Invariant: operands are dense, but rows of an AllGather-GEMM's `x` have scales of their own
+//! behind them. A set may have room for more rows than it holds.
 
 use crate::harness::data::Window;
 use crate::harness::scaled::bytes_behind_rows;

@@ -52,8 +52,8 @@ pub(crate) struct TypeArgs {
     /// Element type: bf16, fp16, or fp8, which is operands in e4m3 with scales and outputs in bf16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
     pub(crate) dtype: DType,
-    /// Scales of fp8: of a tensor, of each row of x and of w, or of 1 x 128 of x and 128 x 128 of w;
-    /// where left out, row
+    /// Scales of fp8: of a tensor, of each row of x and of w, or of 1 x 128 of x and 128 x 128 of
+    /// w; where left out, row
     #[arg(long, value_name = "SCALES", value_parser = parse_scales)]
     pub(crate) scales: Option<Scales>,
     /// Let tensor cores add all products of fp8, which keep fewer bits than fp32

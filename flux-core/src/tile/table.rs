@@ -116,8 +116,8 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
     (16, 256),
     (16, 128),
 ];
-/// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile, and
-/// of one m64 block on its way there.
+/// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile,
+/// and of one m64 block on its way there.
 const MOST_PROMOTED_SUMS: u32 = 192;
 /// Most sums of a thread that it multiplies by scales of rows and columns without a spill.
 const MOST_SCALED_SUMS: u32 = 184;

@@ -86,8 +86,8 @@ __device__ __forceinline__ float element(DType dtype, Fill fill, u64 seed, u32 r
 }
 
 // A scale of the operand with this seed, by its place in the matrix of all ranks' scales. Its few
-// significant bits keep a product of two elements with their scales exact in fp32. Those of integers
-// keep sums integers.
+// significant bits keep a product of two elements with their scales exact in fp32. Those of
+// integers keep sums integers.
 __device__ __forceinline__ float scale(Fill fill, u64 seed, u32 row, u32 col) {
     const u32 r = raw(seed ^ kScaleSeed, row, col);
     if (fill == Fill::kSmallInts) return r % 2 == 0 ? 1.0f : -1.0f;

@@ -141,7 +141,8 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        // Products of 16-bit floats are exact in fp32, and those of 8 bits with scales of 4.
+                        // Products of 16-bit floats are exact in fp32, and those of 8 bits with
+                        // scales of 4.
                         const float product = x[i] * w[j];
                         segment[i][j] += product;
                         magnitude[i][j] += fabsf(product);

@@ -1,6 +1,6 @@
-// Rows as E4M3 with scales, normalised before where there is a gain: out = x / scale in fp32, rounded
-// to nearest even. A CTA has one row. The bits are those of the CPU: divisions and roots round to
-// nearest, and the order of sums follows from a thread's number alone.
+// Rows as E4M3 with scales, normalised before where there is a gain: out = x / scale in fp32,
+// rounded to nearest even. A CTA has one row. The bits are those of the CPU: divisions and roots
+// round to nearest, and the order of sums follows from a thread's number alone.
 
 #pragma once
 #include "abi.cuh"

@@ -5,7 +5,8 @@
 
 namespace flux::ptx {
 
-// cvt.rn.satfinite.e4m3x2.f32: rounds two numbers to nearest even, 448 at most, `lo` into the lower byte
+// cvt.rn.satfinite.e4m3x2.f32: rounds two numbers to nearest even, 448 at most, `lo` into the lower
+// byte
 __device__ __forceinline__ u32 pack_e4m3_2(float lo, float hi) {
     unsigned short v;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(hi), "f"(lo));

@@ -146,7 +146,8 @@ struct MnMajor {
     __device__ __forceinline__ static u32 descriptor(u32 address) { return (address & 0x3FFFF) >> 4 | (64 * RowBytes >> 4) << 16; }
 };
 
-// wgmma.mma_async m64nNk16, or m64nNk32 of 8-bit operands, which are K-major: D (64 x N) = A (64 x k)
+// wgmma.mma_async m64nNk16, or m64nNk32 of 8-bit operands, which are K-major: D (64 x N) = A (64 x
+// k)
 // * B (N x k)^T, added to D where `accumulate`.
 template <u32 N, class Element>
 struct Wgmma;

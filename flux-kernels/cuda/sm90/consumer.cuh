@@ -114,8 +114,8 @@ private:
     }
 
     // Multiplies the next stage and advances. The products of an m64 block leave the tensor cores,
-    // which keep some 13 bits of a sum, before those of the next are issued: there are registers for
-    // one. Meanwhile the other consumer's are multiplied.
+    // which keep some 13 bits of a sum, before those of the next are issued: there are registers
+    // for one. Meanwhile the other consumer's are multiplied.
     __device__ __forceinline__ void promote_stage(Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);

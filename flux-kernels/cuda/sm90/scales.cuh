@@ -44,8 +44,8 @@ struct RowScales {
         if constexpr (!C::kReduceScatter) {
             gathered = p.gathered_scales != 0 && item.a_source == static_cast<u32>(RowSource::kGather);
             if (!gathered) return;
-            // Orders the signals, which the signal poller acquired before it stored this word, before
-            // the loads.
+            // Orders the signals, which the signal poller acquired before it stored this word,
+            // before the loads.
             ptx::load_acquire_cta_shared(smem.arrived());
             const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
             at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * p.row_bytes + p.gathered_scales;

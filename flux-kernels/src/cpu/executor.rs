@@ -91,11 +91,12 @@ impl Executor {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`], [`ExecuteError::Scales`], [`ExecuteError::Operand`], [`ExecuteError::Activation`],
-    /// [`ExecuteError::Gates`], [`ExecuteError::Weights`], [`ExecuteError::NoSuchOperand`],
-    /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
-    /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
-    /// wait failed: the fault record and the poison word are written, and `y` is undefined.
+    /// [`ExecuteError::DType`], [`ExecuteError::Scales`], [`ExecuteError::Operand`],
+    /// [`ExecuteError::Activation`], [`ExecuteError::Gates`], [`ExecuteError::Weights`],
+    /// [`ExecuteError::NoSuchOperand`], [`ExecuteError::Workspace`] and
+    /// [`ExecuteError::OutOfMemory`] before anything is touched. [`ExecuteError::Timeout`],
+    /// [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a wait failed: the fault
+    /// record and the poison word are written, and `y` is undefined.
     pub fn run<X: Element, Y: Element>(
         &self,
         buffers: &mut Buffers,

@@ -183,7 +183,8 @@ mod tests {
                         prop_assert_eq!(decoded.abs().to_bits(), (448.0 * scale).to_bits());
                         continue;
                     }
-                    // Half a step, of 4 significant bits and 2^-9 at least, and the reciprocal's rounding.
+                    // Half a step, of 4 significant bits and 2^-9 at least, and the reciprocal's
+                    // rounding.
                     let bound = (v.abs() / 16.0).max(scale * 2_f64.powi(-10)) * (1.0 + 1e-5);
                     prop_assert!((decoded - v).abs() <= bound, "{v} became {decoded}, scale {scale}");
                 }

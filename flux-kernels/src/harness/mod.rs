@@ -209,8 +209,8 @@ impl Harness {
         unsafe { self.fill_by(self.fill, to, seed, fill, dtype as u32, stream) }
     }
 
-    /// Fills a window of the scales of an operand with this seed, of one row for each of its rows or
-    /// blocks of rows. A column is one of the ranks', or one for each block along `k`.
+    /// Fills a window of the scales of an operand with this seed, of one row for each of its rows
+    /// or blocks of rows. A column is one of the ranks', or one for each block along `k`.
     ///
     /// # Safety
     /// As for [`Self::fill`].
@@ -291,9 +291,10 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, what
-    /// 8-bit operands cost, and the rounding of the bias's addition. An inexact activation multiplies it by its slope and
-    /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
+    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation,
+    /// what 8-bit operands cost, and the rounding of the bias's addition. An inexact activation
+    /// multiplies it by its slope and adds [`Activation::ERROR`]. Integer data has to be equal,
+    /// unless the activation is inexact.
     ///
     /// # Safety
     /// `y` is valid, with so many elements from a row to the next, of the problem's

@@ -52,8 +52,8 @@ pub enum Extent {
     W,
     /// The scales of the rank's `x`: one, one a row, or one for each block of a row.
     ScalesOfX,
-    /// The scales of the rank's part of a weight: one, a row with one for each row of the weight, or
-    /// one for each block.
+    /// The scales of the rank's part of a weight: one, a row with one for each row of the weight,
+    /// or one for each block.
     ScalesOfW,
     /// One row: a value for each row of the rank's weight as `[n, k]`.
     Columns,

@@ -121,9 +121,9 @@ impl Variant {
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, of
-    /// operands of 16 bits and of each form of 8 bits. Each op also has every element type, with and without gates. Sums take registers for loading
-    /// ahead, or else for weights of `[k, n]`. Large tiles, which have few registers, also send
-    /// [`Partials::F32`].
+    /// operands of 16 bits and of each form of 8 bits. Each op also has every element type, with
+    /// and without gates. Sums take registers for loading ahead, or else for weights of `[k, n]`.
+    /// Large tiles, which have few registers, also send [`Partials::F32`].
     ///
     /// The portable kernel has small tiles for compute capability 8.0 alone: elsewhere registers are
     /// what may differ, and small tiles have enough. PTX for `compute_80` has the same front end as

@@ -345,9 +345,9 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
 }
 
 impl<K: OpMarker, Y: Element> Builder<TypedLinear<K, F8E4M3, Y>> {
-    /// Whether tensor cores add all products, in place of `false`. They keep 13 bits of a sum or so,
-    /// and without this option sums leave for fp32 registers every 128 elements along `k`. Not with
-    /// [`Scales::Block`](crate::Scales). The same on every rank.
+    /// Whether tensor cores add all products, in place of `false`. They keep 13 bits of a sum or
+    /// so, and without this option sums leave for fp32 registers every 128 elements along `k`. Not
+    /// with [`Scales::Block`](crate::Scales). The same on every rank.
     pub fn fast_accumulation(mut self, fast: bool) -> Self {
         self.spec.numerics.fast_accumulation = fast;
         self

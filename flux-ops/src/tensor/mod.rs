@@ -201,7 +201,8 @@ impl<'a, T: TensorElement> TensorRef<'a, T> {
 impl<'a> TensorRef<'a, F8E4M3> {
     /// Of rows with their scales behind them, `[rows, k + scale bytes]` as
     /// [`Problem::gathered_columns`](flux_core::Problem::gathered_columns) counts: the `k` elements
-    /// of each row, and the scales. An AllGather-GEMM takes rows like this, as they travel together.
+    /// of each row, and the scales. An AllGather-GEMM takes rows like this, as they travel
+    /// together.
     ///
     /// ```
     /// use flux_ops::{F8E4M3, Scales, TensorRef};

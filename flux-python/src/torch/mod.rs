@@ -17,8 +17,9 @@ use std::sync::OnceLock;
 
 const NAMESPACE: &CStr = c"flux_tp";
 
-/// The quantising kernel's declaration: rows of `x`, normalised before where there is a gain, as E4M3
-/// with scales of the form of this number behind each in `out`. `scale` is the given one of a tensor.
+/// The quantising kernel's declaration: rows of `x`, normalised before where there is a gain, as
+/// E4M3 with scales of the form of this number behind each in `out`. `scale` is the given one of a
+/// tensor.
 const QUANTIZE: &CStr =
     c"quantize_rows(Tensor x, Tensor? gain, Tensor? scale, float eps, int scales, \
     int comm, Tensor(a!) out) -> ()";
@@ -34,9 +35,9 @@ const OPS: [(&CStr, shim::Boxed); 3] = [
 ///
 /// `weight`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and `k` of
 /// the others, of all ranks together. The other operands follow the weights. `activation` is a
-/// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `constant_weights` as [`Operands`](flux_ops::Operands) has
-/// it, and `comm` the number of the communicator. With a gain `second` are the normalised rows, else
-/// the gathered ones.
+/// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `constant_weights` as
+/// [`Operands`](flux_ops::Operands) has it, and `comm` the number of the communicator. With a gain
+/// `second` are the normalised rows, else the gathered ones.
 fn schema(name: &CStr) -> CString {
     let further = further_inputs().map(|operand| {
         let list = if operand.is_of_weight() { "[]" } else { "" };

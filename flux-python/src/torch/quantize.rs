@@ -43,7 +43,7 @@ unsafe fn run(shim: &'static Shim, stack: &[u64]) -> Result<(), Error> {
         out: operand(Operand::X, "out", &out)?,
     };
     let stream = place.stream(&x.meta()?)?;
-    // SAFETY: torch keeps the operands until the call has ended on the stream; `out` is the caller's
-    // to write.
+    // SAFETY: torch keeps the operands until the call has ended on the stream; `out` is the
+    // caller's to write.
     Ok(unsafe { member.quantizer()?.run(&operands, stream) }?)
 }

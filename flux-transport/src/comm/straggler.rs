@@ -100,8 +100,8 @@ pub(super) fn stragglers(
     }
 }
 
-/// Follows each rank's own wait from rank to rank, to one that reports none, was paused or was given
-/// up. In a circle: the first awaited.
+/// Follows each rank's own wait from rank to rank, to one that reports none, was paused or was
+/// given up. In a circle: the first awaited.
 fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Rank {
     let (first, mut epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
     let (mut at, mut seen) = (first, mask_of([Rank::new(record.rank)]));

@@ -66,8 +66,8 @@ impl OperandBlocks {
         })
     }
 
-    /// Fills `x` and `w` with windows of their global matrices, of a rank's part along `k`, in order
-    /// on the stream.
+    /// Fills `x` and `w` with windows of their global matrices, of a rank's part along `k`, in
+    /// order on the stream.
     pub(super) fn fill(
         &self,
         gpu: &Gpu,

@@ -10,7 +10,8 @@ use flux_core::tile::Generation;
 use flux_core::{Problem, Scales};
 
 /// The GEMM with these algorithms as candidates. None where the kernel has instructions of its own,
-/// where all algorithms are of sm_80, and where the library has no such algorithm: of 8-bit operands.
+/// where all algorithms are of sm_80, and where the library has no such algorithm: of 8-bit
+/// operands.
 pub(super) fn sm80_gemm(
     gpu: &Gpu,
     alone: &Problem,

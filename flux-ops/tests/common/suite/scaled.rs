@@ -96,8 +96,8 @@ fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
     FusedLinear::build(spec, &node.comm).unwrap()
 }
 
-/// One call on fresh buffers. Rows of an AllGather-GEMM carry their scales, those of the others have
-/// them apart.
+/// One call on fresh buffers. Rows of an AllGather-GEMM carry their scales, those of the others
+/// have them apart.
 fn call(op: &FusedLinear, case: &Case<bf16>, node: &Node) -> Result<Vec<bf16>, CallError> {
     let (problem, rank) = (&case.problem, node.rank);
     let form = problem.numerics().scales;

@@ -110,8 +110,8 @@ impl ProgressWord {
     }
 }
 
-/// Looks in a deadline at least. What lies between two counts for no more than its part: a host that
-/// was stopped has not seen whether anything moved, and nobody else is to blame for it.
+/// Looks in a deadline at least. What lies between two counts for no more than its part: a host
+/// that was stopped has not seen whether anything moved, and nobody else is to blame for it.
 const LOOKS: u32 = 8;
 
 /// For how long something has been seen to stand where it stands.

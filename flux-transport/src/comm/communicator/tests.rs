@@ -264,7 +264,8 @@ fn a_rank_whose_process_was_paused_names_itself_and_is_named_by_all() {
     };
     let runs_on =
         Communicator::new(&paused, &Select::Host.into(), Box::new(transport), String::new());
-    // The one waits for the paused rank's messages, whose call it knows, and the other for that one.
+    // The one waits for the paused rank's messages, whose call it knows, and the other for that
+    // one.
     let peers = [
         with(&waits, Some(waited_for(&waits, &paused))),
         with(&healthy, Some(waited_for(&healthy, &waits))),

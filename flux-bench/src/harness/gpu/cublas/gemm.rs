@@ -323,8 +323,8 @@ impl Gemm {
     ///
     /// # Safety
     /// The operands are dense, of the GEMM's shape, until the stream is past the call, and have
-    /// scales if its numerics do. `stream` is a `CUstream` of the device, and the only one that uses
-    /// this GEMM at a time.
+    /// scales if its numerics do. `stream` is a `CUstream` of the device, and the only one that
+    /// uses this GEMM at a time.
     pub unsafe fn launch(&self, operands: GemmOperands, stream: usize) -> Result<(), CublasError> {
         let GemmOperands { x, w, y, scales } = operands;
         if let Some(scales) = scales {
