@@ -1,6 +1,6 @@
 //! Operands with their scales, as functions of seed and position.
 //!
-//! Invariant: [`scale`] equals its counterpart in `cuda/harness/data.cuh`. A scale has four
+//! Invariant: `scale` equals its counterpart in `cuda/harness/data.cuh`. A scale has four
 //! significant bits and a code of 8 bits as many, so products of two dequantised elements are exact
 //! in fp32. Scales of small integers keep sums integers.
 
