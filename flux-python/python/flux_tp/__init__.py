@@ -39,8 +39,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from ._rows import sum_gradients
-    from ._scales import quantize, quantize_rows
-    from .nn import ColumnParallelLinear, RowParallelLinear
+    from ._scales import quantize_rows
+    from .nn import ColumnParallelLinear, RowParallelLinear, quantize
     from .parallel import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, causal_lm_loss, parallelize
 
 __all__ = [
@@ -88,7 +88,7 @@ def __dir__() -> list[str]:
 # Where the names are that need torch, which is imported on their first use.
 _OF_TORCH = {
     "sum_gradients": "._rows",
-    "quantize": "._scales",
+    "quantize": ".nn",
     "quantize_rows": "._scales",
     "ColumnParallelLinear": ".nn",
     "RowParallelLinear": ".nn",

@@ -6,11 +6,11 @@ behind them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import _native
 from ._arguments import check_gain, lists, named
@@ -18,7 +18,7 @@ from ._comm import Communicator, chosen
 from ._kernels import quantized
 from .errors import OperandError
 
-__all__ = ["E4M3", "FORMS", "quantize", "quantize_rows", "scaled", "with_scales"]
+__all__ = ["E4M3", "FORMS", "quantize_rows", "scaled", "with_scales"]
 
 E4M3 = torch.float8_e4m3fn
 FORMS = {name: number for number, name in enumerate(_native.scales_of_operands())}
@@ -179,26 +179,3 @@ def quantized_weight(weight: Tensor, form: str) -> tuple[Tensor, Tensor]:
         return codes.squeeze(1), scale.reshape(1, n)
     codes = codes.view(torch.uint8).reshape(n // _BLOCK, k // _BLOCK, _BLOCK, _BLOCK).transpose(1, 2).reshape(n, k)
     return codes.view(E4M3), scale.reshape(n // _BLOCK, k // _BLOCK)
-
-
-def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
-    """Has the parallel linear layers of a model compute in 8 bits, for inference: in place, and returned.
-
-    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight in
-    ``torch.float8_e4m3fn`` with ``weight_scale``, and quantises its input (:func:`quantize_rows`): ``"row"`` has a scale of each
-    output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay.
-
-    Args:
-        keep: layers, by name and module, that stay as they are.
-    """
-    from .nn import _ParallelLinear
-
-    if scales not in ("row", "block"):
-        raise OperandError(f"scales = {scales!r}: give 'row' or 'block'")
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _ParallelLinear) and layer.scales is None}
-    layers = {name: layer for name, layer in layers.items() if not (keep and keep(name, layer))}
-    for name, layer in layers.items():
-        layer._check_quantisable(scales, name or type(layer).__name__)
-    for layer in layers.values():
-        layer._quantize(scales)
-    return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ._scales import quantize_rows, quantized_weight
 from ._torch import FUNCTIONS, copied_input_linear
 from .errors import OperandError
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "quantize"]
 
 
 class _ParallelLinear(nn.Module):
@@ -226,3 +227,24 @@ class RowParallelLinear(_ParallelLinear):
         if not self.sequence_parallel:
             return matmul_all_reduce(x, self.weight, self.bias, **options)
         return matmul_reduce_scatter(x, self.weight, self.bias, sequence_dim=self.sequence_dim, **options)
+
+
+def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
+    """Has the parallel linear layers of a model compute in 8 bits, for inference: in place, and returned.
+
+    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight in
+    ``torch.float8_e4m3fn`` with ``weight_scale``, and quantises its input (:func:`quantize_rows`): ``"row"`` has a scale of each
+    output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay.
+
+    Args:
+        keep: layers, by name and module, that stay as they are.
+    """
+    if scales not in ("row", "block"):
+        raise OperandError(f"scales = {scales!r}: give 'row' or 'block'")
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _ParallelLinear) and layer.scales is None}
+    layers = {name: layer for name, layer in layers.items() if not (keep and keep(name, layer))}
+    for name, layer in layers.items():
+        layer._check_quantisable(scales, name or type(layer).__name__)
+    for layer in layers.values():
+        layer._quantize(scales)
+    return module
