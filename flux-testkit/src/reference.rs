@@ -2,7 +2,7 @@
 //!
 //! Invariant: the bound follows from the element's own terms.
 //!
-//! `t_c` is 2^-13 for 8-bit operands, else 0.
+//! `t_c` is what tensor cores and scales cost of 8-bit operands ([`accumulation_error`]), else 0.
 //!
 //! An op rounds to the element type once, and a sum over ranks each partial sum on its way. With `u`
 //! the unit roundoff, `t` half the distance between the smallest numbers, `p_s` the partial sum of
@@ -30,6 +30,7 @@
 
 use flux_core::{DType, Nodes, Numerics, Partials, Problem, Rank};
 use flux_kernels::Activation;
+use flux_kernels::harness::accumulation_error;
 use half::{bf16, f16};
 
 /// Roundoff of an operation in fp32.
@@ -108,7 +109,7 @@ impl<'a> Terms<'a> {
         let (numerics, world) = (problem.numerics(), f64::from(problem.world().get()));
         let (unit, tiny) = (numerics.output.unit_roundoff(), numerics.output.least_roundoff());
         let in_fp32 = (f64::from(problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
-        let accumulation = (in_fp32 + tensor_core_error(numerics)) * absolute;
+        let accumulation = (in_fp32 + accumulation_error(problem)) * absolute;
         let never = partials.len() == 1 || numerics.partials == Partials::F32 && !way.collective;
         let send = |sum: Sum| Sum {
             rounded: rounded(numerics.output, sum.rounded),
@@ -198,13 +199,6 @@ pub fn normalised(y: &[f32], gain: &[f32], eps: f32, output: DType) -> Vec<Finis
         Finished { exact, rounded: rounded(output, exact), bound }
     };
     y.iter().zip(gain).map(element).collect()
-}
-
-/// What tensor cores lose of a sum of 8-bit products, relative to the products' absolute values:
-/// Hopper adds them with 13 fractional bits below the largest of an instruction's ("DeepSeek-V3
-/// Technical Report", 2024, section 3.3.2).
-fn tensor_core_error(numerics: Numerics) -> f64 {
-    if numerics.operand == DType::E4m3 { 1.0 / 8192.0 } else { 0.0 }
 }
 
 /// A number in fp32, as the type has it.

@@ -186,13 +186,17 @@ mod tests {
                     // Half a step, of 4 significant bits and 2^-9 at least, and the reciprocal's
                     // rounding.
                     let bound = (v.abs() / 16.0).max(scale * 2_f64.powi(-10)) * (1.0 + 1e-5);
-                    prop_assert!((decoded - v).abs() <= bound, "{v} became {decoded}, scale {scale}");
+                    let off = (decoded - v).abs();
+                    prop_assert!(off <= bound, "{v} became {decoded}, scale {scale}");
                 }
             }
         }
 
         #[test]
-        fn representable_values_stay(codes in prop::collection::vec(0_u8..=255, 512), power in -50_i32..50) {
+        fn representable_values_stay(
+            codes in prop::collection::vec(0_u8..=255, 512),
+            power in -50_i32..50,
+        ) {
             // The largest number is in each block, so that the scale is found again.
             let number = |(at, code): (usize, &u8)| match at % 128 {
                 0 => F8E4M3::from_f32(E4M3_MOST),

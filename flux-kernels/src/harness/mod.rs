@@ -148,7 +148,7 @@ const TENSOR_CORE_ROUNDOFF: f64 = 1.0 / 8192.0;
 
 /// The error that 8-bit operands add to that of sums in fp32, relative to the sum of magnitudes: of
 /// each instruction whose sum the next takes, and of both multiplications by scales.
-fn accumulation_error(problem: &Problem) -> f64 {
+pub fn accumulation_error(problem: &Problem) -> f64 {
     let numerics = problem.numerics();
     if numerics.operand != DType::E4m3 {
         return 0.0;

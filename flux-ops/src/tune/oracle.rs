@@ -11,19 +11,16 @@
 //! |y - sum p_s| <= E + u (|sum p_s| + E)             and the output's own rounding
 //! ```
 //!
-//! `c`, of 8-bit operands alone, is what tensor cores lose: each instruction's sum of 32 products,
-//! which the next takes, keeps 13 bits at least ("DeepSeek-V3 Technical Report", 2024, section
-//! 3.3.2).
+//! `c`, of 8-bit operands alone, is [`accumulation_error`].
 //!
 //! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
-use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::CommMode;
-use flux_core::{DType, Problem, Rank};
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_kernels::harness::Fill;
 use flux_kernels::harness::data::{self, y_window};
 use flux_kernels::harness::scaled::{Generator, rows_of_w, rows_of_x};
+use flux_kernels::harness::{Fill, accumulation_error};
 
 /// Rows and columns that are sampled: one of each tile of 128 up to 8192.
 const SAMPLES: u32 = 64;
@@ -98,7 +95,7 @@ impl Oracle {
         let roundings = if comm == CommMode::Sequential { world } else { 2.0 };
         let sent = roundings * numerics.partial_roundoff();
         let in_fp32 = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
-        let accumulated = in_fp32 + tensor_core_error(&self.problem);
+        let accumulated = in_fp32 + accumulation_error(&self.problem);
         let places = self.rows.iter().flat_map(|&row| self.cols.iter().map(move |&col| (row, col)));
         for ((row, col), expected) in places.zip(&self.expected) {
             let found = f64::from(y[row as usize * columns + col as usize].to_f32());
@@ -129,16 +126,6 @@ fn sampled(extent: u32) -> Vec<u32> {
 /// Of the global `x` and `w`.
 fn generators() -> [Generator; 2] {
     SEEDS.map(|seed| Generator { fill: Fill::Uniform, seed })
-}
-
-/// What tensor cores lose of sums of 8-bit products, relative to their absolute values.
-fn tensor_core_error(problem: &Problem) -> f64 {
-    let numerics = problem.numerics();
-    if numerics.operand != DType::E4m3 {
-        return 0.0;
-    }
-    let products = if numerics.fast_accumulation { problem.k_shard() } else { SCALE_BLOCK };
-    f64::from(products.div_ceil(32)) / 8192.0
 }
 
 /// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
