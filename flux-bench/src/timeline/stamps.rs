@@ -46,15 +46,26 @@ fn track(timeline: &Timeline, number: usize, life: &WorkerStamps) -> anyhow::Res
             ("its worker's end", left),
         ])
         .with_context(item_is)?;
-        if item.sink == Sink::ReduceRows && t.multiplied == 0 {
-            // A GPU's consumers reduce rows behind their last tile, without stamps.
-            continue;
-        }
         ensure!(
-            t.multiplied != 0,
-            "item {index} has no stamp of its product: consumers of the portable kernel keep none \
+            t.written != 0,
+            "item {index} has no stamp of its result: consumers of the portable kernel keep none \
              of tiles of 256x128 and 128x256 with partial sums in fp32; take another with --plan"
         );
+        if item.sink == Sink::ReduceRows {
+            // Nothing is multiplied, and a GPU's producer passes by.
+            in_order(&[
+                ("written of the item before", written),
+                ("partials_there", t.partials_there),
+                ("written", t.written),
+                ("its worker's end", left),
+            ])
+            .with_context(item_is)?;
+            track.until(Phase::Send, at(sent.min(t.partials_there)));
+            track.until(Phase::Wait, at(t.partials_there));
+            track.until(Phase::Add, at(t.written));
+            (written, sent) = (t.written, t.written);
+            continue;
+        }
         in_order(&[
             ("written of the item before", written),
             ("multiplied", t.multiplied),

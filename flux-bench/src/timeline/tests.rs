@@ -59,15 +59,20 @@ fn spans_of_a_worker_follow_one_another_from_its_begin_to_its_end() {
 }
 
 #[test]
-fn scattered_rows_that_a_gpu_does_not_stamp_count_as_waiting() {
+fn scattered_rows_are_awaited_and_added_behind_the_last_tile() {
     let mut timeline = stamped();
     for item in &mut timeline.items[4..] {
         item.item.sink = Sink::ReduceRows;
-        let ItemStamps { opened, rows_there, loaded, .. } = item.times;
-        item.times = ItemStamps { opened, rows_there, loaded, ..ItemStamps::default() };
+        let ItemStamps { opened, rows_there, loaded, partials_there, written, .. } = item.times;
+        let passed = ItemStamps { opened, rows_there, loaded, ..ItemStamps::default() };
+        item.times = ItemStamps { partials_there, written, ..passed };
     }
     let track = &workers(&timeline, true).unwrap()[0].track;
-    assert_eq!(ends(track)[4..], [(Send, 60.0), (Wait, 70.5)]);
+    assert_eq!(ends(track)[4..], [(Send, 60.0), (Wait, 62.0), (Add, 64.0), (Wait, 70.5)]);
+    timeline.items[5].item.sink = Sink::ReduceRows;
+    timeline.items[5].times.partials_there = 1;
+    let error = format!("{:#}", workers(&timeline, true).unwrap_err());
+    assert!(error.contains("item 5: partials_there at 1 ns is before"), "{error}");
 }
 
 #[test]
@@ -97,8 +102,8 @@ fn stamps_that_no_call_leaves_are_named() {
     );
     let beyond = refused(|line| line.workers[1].left = line.items[5].times.loaded);
     assert!(beyond.contains("its worker's end at "), "{beyond}");
-    let without = refused(|line| line.items[0].times.multiplied = 0);
-    assert!(without.contains("item 0 has no stamp of its product: "), "{without}");
+    let without = refused(|line| line.items[0].times.written = 0);
+    assert!(without.contains("item 0 has no stamp of its result: "), "{without}");
     let nobody = refused(|line| line.workers.clear());
     assert_eq!(nobody, "rank 1 has no workers: its time line is malformed");
 }

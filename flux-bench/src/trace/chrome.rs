@@ -7,7 +7,7 @@
 use super::Traced;
 use super::summary::kind;
 use flux_core::Problem;
-use flux_core::program::WorkItem;
+use flux_core::program::{Sink, WorkItem};
 use flux_ops::{ItemStamps, TimedItem, Timeline};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -95,6 +95,12 @@ impl Writer<'_> {
         let (mut consumers_free, mut storer_free) = (0, 0);
         for (i, TimedItem { item, times: t }) in items_of(self.timeline, cta) {
             let args = args(i, item);
+            if item.sink == Sink::ReduceRows {
+                // The consumers' alone: the producer passes by.
+                self.span(thread(cta, CONSUMERS), "add rows", t.partials_there, t.written, &args);
+                consumers_free = t.written;
+                continue;
+            }
             self.producer(cta, t, &args);
             // There is no stamp of the first stage: consumers begin when they are free and rows are
             // there. The storer takes its next item while the last write completes.

@@ -29,7 +29,8 @@ const SUM_PHASES: [Phase; 6] = [
     ("multiplied", |t| t.multiplied),
     ("partials there", |t| t.partials_there),
     ("summed", |t| t.summed),
-    ("stored", |t| t.sent),
+    // Nobody sends rows that are added.
+    ("stored", |t| t.sent.max(t.written)),
 ];
 
 /// Phases of a worker's mover and producer, where the kernel pushes or awaits rows.

@@ -238,8 +238,11 @@ private:
         const bool live = ptx::named_barrier_all<1, 32 * C::kConsumerWarps>(!poisoned(p));
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
+            const auto index = [&] { return i; };
+            mark(index, &ItemStamps::partials_there);
             reduce_rows<C>(p, epoch(), item, threadIdx.x, live);
             raise_shared_sum<C, 1>(p, epoch(), item, threadIdx.x, live);
+            mark(index, &ItemStamps::written);
         }
     }
 

@@ -484,8 +484,10 @@ private:
         // After a failed wait a peer may be gone, or in a new communicator.
         const bool live = ptx::named_barrier_all<3, 128 * C::kConsumers>(!poisoned(p));
         for (;;) {
+            mark(i, &ItemStamps::partials_there);
             reduce_rows<C>(p, epoch, item, index * 128 + thread, live);
             raise_shared_sum<C, 3>(p, epoch, item, index * 128 + thread, live);
+            mark(i, &ItemStamps::written);
             if ((i += walk.stride) >= walk.count) return;
             item = load_item(p, i);
         }

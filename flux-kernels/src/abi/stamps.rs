@@ -19,7 +19,8 @@ mirrored! {
         pub rows_there: u64,
         /// Producer: the last load of operands was issued.
         pub loaded: u64,
-        /// Producer: the peers' partial tiles had arrived; 0 for an item that adds none.
+        /// Producer: the peers' partial tiles had arrived; 0 for an item that adds none. Consumer:
+        /// the scattered rows that the item adds had arrived.
         pub partials_there: u64,
         /// Consumer: the accumulators were final.
         pub multiplied: u64,
@@ -27,6 +28,7 @@ mirrored! {
         /// `multiplied`.
         pub summed: u64,
         /// Consumer: the rounded result was in the staging buffer, for which it may have waited.
+        /// Of scattered rows: it was stored, and raised as signal where peers await it.
         pub written: u64,
         /// Storer: the staging buffer was read. For an item that is sent to a peer, the write was
         /// complete and its chunk's signal, if due, raised.
