@@ -9,6 +9,7 @@
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{RowLayout, gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
+use crate::tile::Generation;
 use crate::tile::TileGrid;
 use crate::{Problem, Rank, SumsTo};
 
@@ -74,7 +75,14 @@ impl<'a> PlanCost<'a> {
             * f64::from(plan.tile.m)
             * f64::from(plan.tile.n)
             * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
-        let multiply_ns = ops / machine.ops_per_ns(operand);
+        // Tensor cores idle while sums leave them, and shared memory is not faster then. Products
+        // that go on are bound by power first, at which the time of shared memory does not show.
+        let percent = if machine.generation == Generation::Hopper && problem.numerics().promotes() {
+            plan.tile.wgmma_step_percent(operand)
+        } else {
+            100
+        };
+        let multiply_ns = ops / machine.ops_per_ns(operand) * percent as f64 / 100.0;
         // Every step loads a column of both operands from L2, of x as many rows as there are.
         let rows = if plan.is_flattened() { problem.m() } else { problem.m_shard() };
         let elements =

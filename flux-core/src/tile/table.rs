@@ -123,6 +123,8 @@ const MOST_PROMOTED_SUMS: u32 = 192;
 const MOST_SCALED_SUMS: u32 = 184;
 /// The same of promoted sums.
 const MOST_SCALED_PROMOTED_SUMS: u32 = 120;
+/// Most rows of a swap-AB tile with scales of blocks, of which a warp reads one a lane.
+const MOST_SWAPPED_BLOCK_ROWS: u32 = 32;
 /// Rows of wgmma's operand A.
 pub const WGMMA_ROWS: u32 = 64;
 /// Bytes of an operand's row that a stage holds: one swizzled row.
@@ -165,14 +167,18 @@ impl TileShape {
 
     /// Whether a Hopper kernel of such numbers has registers for it. Sums of 8-bit products leave
     /// the tensor cores block by block, unless accumulation is fast. With a scale for each block of
-    /// `w`, a tile's columns have one.
+    /// `w`, a tile's columns have one; and each warp of a swap-AB tile reads the scales of all rows in
+    /// every step, so that the tile has few.
     pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
         let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
         let (sums, in_flight) = (blocks * wgmma_n / 2, wgmma_n / 2);
         let promoted = sums + in_flight <= MOST_PROMOTED_SUMS;
         match numerics.scales {
             Scales::None => true,
-            Scales::Block => promoted && SCALE_BLOCK.is_multiple_of(self.n),
+            Scales::Block => {
+                let few = !self.swaps_ab() || self.m <= MOST_SWAPPED_BLOCK_ROWS;
+                promoted && few && SCALE_BLOCK.is_multiple_of(self.n)
+            }
             // Scales of rows and columns lie in registers, too.
             Scales::Tensor | Scales::Row if numerics.promotes() => {
                 promoted && sums <= MOST_SCALED_PROMOTED_SUMS

@@ -131,6 +131,7 @@ private:
                                                                                     ptx::advance_descriptor(n, k * OfN::kStepBytes), k != 0);
             }
             ptx::wgmma_commit();
+            steps.load(block);
             ptx::pin_registers(sums);
             ptx::wgmma_wait<0>();
             ptx::pin_registers(sums);

@@ -28,34 +28,32 @@ __device__ __forceinline__ float from_scales_of_n(const float (&scales)[N], u32 
     return __shfl_sync(0xFFFFFFFFu, scales[j / 4], j % 4 * 8 + thread % 4 * 2 + i);
 }
 
-// The scales of the consumer's rows of x.
+// The scales of an item's rows of x from its `first_row` on.
 template <class C>
 struct RowScales {
-    const Params& p;
-    u64 at;    // of its first row
+    u64 at;    // of the first
+    u64 row_bytes;
     u32 rows;  // that exist
-    bool gathered = false;
 
     // Gathered rows have arrived, and carry their scales.
     __device__ __forceinline__ RowScales(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 first_row)
-        : p(p), rows(item.rows > first_row ? item.rows - first_row : 0) {
+        : row_bytes(p.scale_x_row_bytes), rows(item.rows > first_row ? item.rows - first_row : 0) {
         const u32 short_shards = item.a_outer > p.full_shards ? item.a_outer - p.full_shards : 0;
-        at = p.scale_x + (static_cast<u64>(item.a_outer) * p.m_shard - short_shards + item.row + first_row) * p.scale_x_row_bytes;
+        at = p.scale_x + (static_cast<u64>(item.a_outer) * p.m_shard - short_shards + item.row + first_row) * row_bytes;
         if constexpr (!C::kReduceScatter) {
-            gathered = p.gathered_scales != 0 && item.a_source == static_cast<u32>(RowSource::kGather);
-            if (!gathered) return;
+            if (p.gathered_scales == 0 || item.a_source != static_cast<u32>(RowSource::kGather)) return;
             // Orders the signals, which the signal poller acquired before it stored this word,
             // before the loads.
             ptx::load_acquire_cta_shared(smem.arrived());
             const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-            at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * p.row_bytes + p.gathered_scales;
+            row_bytes = p.row_bytes;
+            at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * row_bytes + p.gathered_scales;
         }
     }
 
     // Not through L1, which other GPUs' writes do not reach. Rows that do not exist have none.
     __device__ __forceinline__ float load(u32 row) const {
         if (row >= rows) return 0.0f;
-        const u64 row_bytes = gathered ? p.row_bytes : p.scale_x_row_bytes;
         return __uint_as_float(ptx::load_relaxed_sys(reinterpret_cast<const u32*>(at + row * row_bytes)));
     }
 };
@@ -105,6 +103,7 @@ __device__ __forceinline__ void scale_sums(const Params& p, const Shared<C>& sme
 template <class C>
 struct PlainSteps {
     __device__ __forceinline__ PlainSteps(const Params&, const Shared<C>&, u32, const WorkItem&, u32, u32) {}
+    __device__ __forceinline__ void load(u32) {}
     __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
 #pragma unroll
         for (u32 at = 0; at < C::kAccumulators; ++at) acc[at] += sums[at];
@@ -112,59 +111,52 @@ struct PlainSteps {
 };
 
 // Adds them with the scales of the step: those of this thread's rows of x, and that of the tile's
-// columns, which are of one block of w, or with gates of a block of gates and one of ups. The next
-// step's are loaded when a step's have served, and come while that is multiplied.
+// columns, which are of one block of w, or with gates of a block of gates and one of ups. They come
+// while the block is multiplied.
 template <class C>
 struct ScaledSteps {
-    static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : kScalesOfM<C>, kColumns = C::kGated ? 2 : 1;
+    static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : 2, kColumns = C::kGated ? 2 : 1;
 
     const u32 thread;
-    RowScales<C> rows;  // of the step that is loaded next
+    RowScales<C> rows;  // of the step, from this thread's first row on: their addresses take no time between products
     u64 w, up = 0;      // the same of w, and bytes from gates to ups
-    u32 left;           // steps from there on
     float x[kRows], of_w[kColumns];
 
     __device__ __forceinline__ ScaledSteps(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
-        : thread(thread), rows(p, smem, epoch, item, C::kSplitColumns ? 0 : consumer * C::kRows), left(ptx::from_lane(item.k_steps, 0)) {
+        : thread(thread), rows(p, smem, epoch, item, (C::kSplitColumns ? 0 : consumer * C::kRows) + (C::kSwapAB ? scale_of_n(thread, 0) : scale_of_m(thread, 0))) {
         const Weight& weight = WeightOf<C>(p, item.col).operands();
         const u32 row = row_of_w<C>(p, item.col);
         rows.at += item.k_first * 4;
         w = weight.scale + row / kScaleBlock * weight.scale_row_bytes + item.k_first * 4;
         if constexpr (C::kGated) up = ((row + p.up_offset) / kScaleBlock - row / kScaleBlock) * weight.scale_row_bytes;
-#pragma unroll
-        for (u32 block = 0; block < C::kBlocks; ++block) load_next(block);
     }
 
-    __device__ __forceinline__ void add(u32 block, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
+    // By all threads, for each block of a step in turn, when its products are issued: a load that is
+    // on its way holds up the issue of products.
+    __device__ __forceinline__ void load(u32 block) {
+        if (block == 0 || !C::kSwapAB) {
+#pragma unroll
+            for (u32 q = 0; q < kRows; ++q) x[q] = rows.load(C::kSwapAB ? 32 * q : block * 64 + q * 8);
+        }
+        if (block == 0) {
+#pragma unroll
+            for (u32 q = 0; q < kColumns; ++q) of_w[q] = __uint_as_float(ptx::load_constant_4(w + q * up));
+        }
+        if (block + 1 < C::kBlocks) return;
+        rows.at += 4;
+        w += 4;
+    }
+
+    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
 #pragma unroll
         for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const float row = C::kSwapAB ? from_scales_of_n(x, thread, j, i % 2) : x[C::kSwapAB ? 0 : block * 2 + i / 2];
+                const float row = C::kSwapAB ? from_scales_of_n(x, thread, j, i % 2) : x[C::kSwapAB ? 0 : i / 2];
                 const float col = of_w[C::kGated ? (C::kSwapAB ? i / 2 : j % 2) : 0];
                 acc[j * 4 + i] += sums[j * 4 + i] * (row * col);
             }
         }
-        load_next(block);
-    }
-
-private:
-    // The scales that a block is the last to take; none behind the last step.
-    __device__ __forceinline__ void load_next(u32 block) {
-        if (left == 0) return;
-        const bool last = block + 1 == C::kBlocks;
-        // Copied, or the compiler would keep all addresses.
-        const u32 lane = ptx::copied_here(thread);
-#pragma unroll
-        for (u32 q = 0; q < kRows; ++q) {
-            if (C::kSwapAB ? last : q / 2 == block) x[q] = rows.load(C::kSwapAB ? scale_of_n(lane, q) : scale_of_m(lane, q));
-        }
-        if (!last) return;
-#pragma unroll
-        for (u32 q = 0; q < kColumns; ++q) of_w[q] = __uint_as_float(ptx::load_constant_4(w + q * up));
-        rows.at += 4;
-        w += 4;
-        --left;
     }
 };
 
