@@ -178,7 +178,7 @@ mod tests {
                     Command::Lab(lab::Command::Core(args)) => args.layers.types.dtype,
                     Command::Lab(lab::Command::FirstCall(args)) => args.layers.types.dtype,
                     Command::Lab(lab::Command::Peers(args)) => args.layers.types.dtype,
-                    Command::Trace(args) => args.dtype,
+                    Command::Trace(args) => args.types.dtype,
                     other => panic!("{other:?}"),
                 };
                 assert_eq!(dtype, asked, "{command} {option}");

@@ -7,8 +7,8 @@ use crate::harness::{Fill, Operands, RankContext, build};
 use crate::machine;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
-use flux_core::{OpKind, Problem, SumsTo, WorldSize};
-use flux_kernels::{Element, with_element};
+use flux_core::{Numerics, OpKind, Problem, SumsTo, WorldSize};
+use flux_kernels::{Element, with_elements};
 use flux_transport::{Communicator, Options, Select, World};
 use indicatif::HumanDuration;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub(super) fn allow(job: &BenchJob, yes: bool) -> anyhow::Result<()> {
     if job.on_gpus || yes {
         return Ok(());
     }
-    let rates = with_element!(job.dtype, T, Rates::measure::<T>());
+    let rates = with_elements!(job.numerics, X, Y, Rates::measure::<X, Y>(job.numerics));
     within(rates?.expected(job, machine::cores()))
 }
 
@@ -53,15 +53,15 @@ struct Rates {
 
 impl Rates {
     /// Of this processor and build, from one small call.
-    fn measure<T: Element>() -> anyhow::Result<Self> {
+    fn measure<X: Element, Y: Element>(numerics: Numerics) -> anyhow::Result<Self> {
         let alone = WorldSize::new(1).context("a world of one")?;
-        let problem = Problem::new(OpKind::AllGatherGemm, 64, 128, 1024, T::DTYPE, alone)?;
+        let problem = Problem::new(OpKind::AllGatherGemm, 64, 128, 1024, numerics, alone)?;
         let ctx = RankContext::new(Communicator::connect_blocking(
             &World::single(),
             Options::from(Select::Host),
         )?)?;
         let op = build(&problem, ctx.comm(), Overrides::with_workers(1))?;
-        let mut set = ctx.operand_set::<T>(&problem)?;
+        let mut set = ctx.operand_set::<X, Y>(&problem)?;
         ctx.fill(&mut set, Operands::new(problem, SEED, 0, Fill::Uniform))?;
         // The first call pays for pages.
         ctx.forward(&op, &mut set)?;
@@ -125,7 +125,7 @@ mod tests {
         BenchJob {
             on_gpus: false,
             world,
-            dtype: DType::Bf16,
+            numerics: DType::Bf16.into(),
             cases,
             samples,
             rows: None,
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_processor_has_rates() {
-        let rates = Rates::measure::<bf16>().unwrap();
+        let rates = Rates::measure::<bf16, bf16>(DType::Bf16.into()).unwrap();
         assert!(
             rates.call.is_finite()
                 && rates.call > 1e5

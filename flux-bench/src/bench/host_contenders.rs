@@ -9,56 +9,63 @@ use super::serial::{self, with_equal_shards};
 use super::shared_files::SharedFiles;
 use crate::harness::{
     Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, Weight,
-    build_with, elements, x_window, y_window,
+    build_with, elements, y_window,
 };
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::problem::Shape;
-use flux_core::{OpKind, Problem, SumsTo, WorldSize};
+use flux_core::{Partials, Problem, Rank, SumsTo, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, GateLayout, Operand};
 use flux_transport::{Communicator, Options, Select, Stream, World};
 
 /// One rank's contenders.
-pub(super) struct HostContenders<'a, T> {
+pub(super) struct HostContenders<'a, X, Y> {
     ctx: &'a RankContext,
     op: &'a FusedLinear,
-    set: &'a mut OperandSet<T>,
+    set: &'a mut OperandSet<X, Y>,
     shown: SharedFiles,
     /// Of the serial path.
     problem: Problem,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own. Of
     /// gathered rows it has the op's epilogue.
     gemm: FusedLinear,
-    /// What collective and GEMM pass on: the gathered `x`, or all partial sums.
-    between: Buffer<T>,
+    /// The gathered rows of `x`, which carry their scales; none of another op.
+    gathered: Buffer<X>,
+    /// All partial sums; none where rows are gathered.
+    partials: Buffer<Y>,
 }
 
-impl<'a, T: Element> HostContenders<'a, T> {
+/// Elements of a rank's shard of gathered rows, with their scales.
+fn shard_elements(problem: &Problem, rank: Rank) -> usize {
+    problem.x_shape(rank).rows as usize * problem.gathered_columns() as usize
+}
+
+impl<'a, X: Element, Y: Element> HostContenders<'a, X, Y> {
     /// The contenders of `op`, on the operands that `set` holds, with room for the serial path's
     /// rows; collective.
     pub(super) fn new(
         ctx: &'a RankContext,
         op: &'a FusedLinear,
-        set: &'a mut OperandSet<T>,
+        set: &'a mut OperandSet<X, Y>,
         workers: u32,
     ) -> anyhow::Result<Self> {
         let (problem, epilogue) = (with_equal_shards(op.largest())?, set.held()?.epilogue);
-        let rank = ctx.rank();
-        let [m, n, k] = [problem.m(), problem.n_local(rank), problem.k_local(rank)]
-            .map(|extent| extent as usize);
-        let alone = WorldSize::new(1).context("a world of one")?;
-        let dtype = problem.numerics().operand;
-        let part = Problem::new(OpKind::AllGatherGemm, m, n, k, dtype, alone)?;
+        let part = part(&problem, ctx.rank())?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gathers = problem.op().gathers();
         let epilogue = if gathers { epilogue } else { EpilogueSpec::default() };
         let gemm = build_with(&part, &comm, Overrides::with_workers(workers), epilogue)?;
-        let (between, shown) =
-            if gathers { (m * k, elements(x_window(&problem, rank))) } else { (m * n, m * n) };
-        let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
-        let between = ctx.alloc(between)?;
-        let contenders = Self { ctx, op, set, shown, problem, gemm, between };
+        let (gathered, partials, shown) = if gathers {
+            let shard = shard_elements(&problem, ctx.rank());
+            (shard * problem.world().index(), 0, shard * size_of::<X>())
+        } else {
+            let all = part.y_shape(Rank::new(0)).elements();
+            (0, all, all * size_of::<Y>())
+        };
+        let shown = SharedFiles::new(ctx.comm(), shown)?;
+        let (gathered, partials) = (ctx.alloc(gathered)?, ctx.alloc(partials)?);
+        let contenders = Self { ctx, op, set, shown, problem, gemm, gathered, partials };
         contenders.show_rows()?;
         Ok(contenders)
     }
@@ -78,19 +85,20 @@ impl<'a, T: Element> HostContenders<'a, T> {
     }
 
     fn gemm(&mut self) -> anyhow::Result<()> {
-        let (ctx, rank) = (self.ctx, self.ctx.rank());
-        let (m, n) = (self.problem.m(), self.problem.n_local(rank));
-        let product = GateLayout::result_shape(self.set.gates, Shape { rows: m, cols: n });
-        let OperandSet { x, weights, .. } = &mut *self.set;
+        let (ctx, part, alone) = (self.ctx, part(&self.problem, self.ctx.rank())?, Rank::new(0));
+        let Shape { rows, cols } = part.y_shape(alone);
+        let product = GateLayout::result_shape(self.set.gates, Shape { rows, cols });
+        let OperandSet { x, scale_x, weights, scales_w, .. } = &mut *self.set;
         let Weight { w, bias, y } = &mut weights[0];
-        let (gathers, between) = (self.problem.op().gathers(), &mut self.between);
-        let (x, y) = if gathers { (between, y) } else { (x, between) };
-        let bias = bias.as_mut().filter(|_| gathers).map(|bias| ctx.row(bias));
-        let x = ctx.raw(x, Shape { rows: m, cols: self.problem.k_local(rank) });
-        let mut operands = flux_ops::Operands::new(x);
-        operands.add_weight(ctx.raw(w, self.problem.w_shape(rank)), ctx.raw(y, product));
-        if let Some(bias) = bias {
-            operands.set(Operand::Bias, 0, bias);
+        let gathers = self.problem.op().gathers();
+        let (x, y) = if gathers { (&mut self.gathered, y) } else { (x, &mut self.partials) };
+        let mut operands = ctx.call_of(&part, alone, x, scale_x.as_mut());
+        operands.add_weight(ctx.raw(w, part.w_shape(alone)), ctx.raw(y, product));
+        if let Some(scales) = scales_w.first_mut() {
+            operands.set(Operand::ScaleW, 0, ctx.scale_of_w(&part, alone, scales));
+        }
+        if let Some(bias) = bias.as_mut().filter(|_| gathers) {
+            operands.set(Operand::Bias, 0, ctx.row(bias));
         }
         // SAFETY: the memory is the set's and this object's, both exclusively borrowed, and is used
         // until the call returns.
@@ -103,13 +111,13 @@ impl<'a, T: Element> HostContenders<'a, T> {
         if !self.problem.op().gathers() {
             return Ok(());
         }
-        self.shown.show(&host(&self.set.x)?[..elements(x_window(&self.problem, self.ctx.rank()))])
+        self.shown.show(&host(&self.set.x)?[..shard_elements(&self.problem, self.ctx.rank())])
     }
 
     /// Every rank's shard, in rank order, into the GEMM's `x`.
     fn all_gather(&mut self) -> anyhow::Result<()> {
-        let shard = elements(x_window(&self.problem, self.ctx.rank()));
-        let shards = host_mut(&mut self.between)?.chunks_exact_mut(shard);
+        let shard = shard_elements(&self.problem, self.ctx.rank());
+        let shards = host_mut(&mut self.gathered)?.chunks_exact_mut(shard);
         self.problem
             .world()
             .ranks()
@@ -127,10 +135,10 @@ impl<'a, T: Element> HostContenders<'a, T> {
         let mut part = HostBuffer::new(rows)?;
         for rank in self.problem.world().ranks() {
             self.shown.read(rank, first, part.elements_mut())?;
-            T::widen(part.elements(), &mut wide);
+            Y::widen(part.elements(), &mut wide);
             sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
         }
-        T::narrow(&sum, &mut host_mut(&mut self.set.weights[0].y)?[..rows]);
+        Y::narrow(&sum, &mut host_mut(&mut self.set.weights[0].y)?[..rows]);
         Ok(())
     }
 
@@ -150,7 +158,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
             for (col, y) in line.iter_mut().enumerate() {
                 let bias = bias.map_or(0.0, |bias| bias[col].to_f32());
                 let residual = residual.map_or(0.0, |rows| rows[row * cols + col].to_f32());
-                *y = T::from_f32(y.to_f32() + bias + residual);
+                *y = Y::from_f32(y.to_f32() + bias + residual);
             }
         }
         let (Some(norm), Some(eps)) = (norm, epilogue.rms_norm.map(Epsilon::get)) else {
@@ -162,7 +170,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
             let squares: f32 = row.iter().map(|y| y.to_f32() * y.to_f32()).sum();
             let scale = (squares / cols as f32 + eps).sqrt().recip();
             for ((out, y), gain) in out.iter_mut().zip(row).zip(gain) {
-                *out = T::from_f32(y.to_f32() * scale * gain.to_f32());
+                *out = Y::from_f32(y.to_f32() * scale * gain.to_f32());
             }
         }
         Ok(())
@@ -171,7 +179,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
     /// Lets the other ranks read the GEMM's result.
     fn show_partials(&self) -> anyhow::Result<()> {
         let elements = self.problem.m() as usize * self.problem.n() as usize;
-        self.shown.show(&host(&self.between)?[..elements])
+        self.shown.show(&host(&self.partials)?[..elements])
     }
 
     fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
@@ -198,7 +206,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
     }
 }
 
-impl<T: Element> Contenders for HostContenders<'_, T> {
+impl<X: Element, Y: Element> Contenders for HostContenders<'_, X, Y> {
     fn sample(&mut self, contender: Contender, _call: usize) -> anyhow::Result<Sample> {
         Ok(Sample { span: self.block(contender, 1)?, enqueued: None, late: false })
     }
@@ -211,7 +219,7 @@ impl<T: Element> Contenders for HostContenders<'_, T> {
     }
 }
 
-impl<T: Element> AnyRows for HostContenders<'_, T> {
+impl<X: Element, Y: Element> AnyRows for HostContenders<'_, X, Y> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.problem = with_equal_shards(&operands.problem)?;
         anyhow::ensure!(
@@ -231,6 +239,15 @@ impl<T: Element> AnyRows for HostContenders<'_, T> {
     fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict> {
         super::serving::verify_at(self.ctx, self.op, self.set, at, defect)
     }
+}
+
+/// A rank's part of a problem with all rows, as one of a world of one.
+fn part(problem: &Problem, rank: Rank) -> anyhow::Result<Problem> {
+    let [m, n, k] =
+        [problem.m(), problem.n_local(rank), problem.k_local(rank)].map(|extent| extent as usize);
+    let numerics = problem.numerics().with_partials(Partials::Output);
+    let alone = WorldSize::new(1).context("a world of one")?;
+    Ok(Problem::new(problem.op(), m, n, k, numerics, alone)?)
 }
 
 /// Milliseconds of the clock that all processes of a machine share.

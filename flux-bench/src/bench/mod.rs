@@ -5,6 +5,7 @@
 
 mod estimate;
 pub(crate) mod gpu_contenders;
+mod gpu_serial;
 mod host_contenders;
 mod measure;
 mod rank;
@@ -29,7 +30,7 @@ use crate::plan::OverrideArgs;
 use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
-use flux_core::{DType, Partials, Problem, WorldSize};
+use flux_core::{Numerics, Partials, Problem, WorldSize};
 use flux_ops::{Activation, Operand};
 use flux_transport::{Environment, Select, TransportKind, World, WorldError};
 use std::ffi::OsStr;
@@ -142,7 +143,7 @@ impl BenchCase {
 struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
-    dtype: DType,
+    numerics: Numerics,
     cases: Vec<BenchCase>,
     samples: u32,
     /// Rows of calls, in place of rounds.
@@ -279,8 +280,8 @@ impl BenchJob {
         let cases = cases(args, world, on_gpus, rows.as_ref())?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
-        let dtype = args.layers.types.of_one_type("bench")?;
-        Ok(Self { on_gpus, world, dtype, cases, samples, rows, execution, transport, defect })
+        let numerics = args.layers.types.numerics()?;
+        Ok(Self { on_gpus, world, numerics, cases, samples, rows, execution, transport, defect })
     }
 }
 

@@ -3,7 +3,8 @@
 //! Invariant: every rank takes the same steps. Nothing is exchanged inside a timed interval but the
 //! host's barrier, which stands for a collective's own waits.
 
-use super::gpu_contenders::{self, GpuContenders};
+use super::gpu_contenders::{GpuContenders, SETS};
+use super::gpu_serial;
 use super::host_contenders::HostContenders;
 use super::serial::with_equal_shards;
 use super::serving::{self, Trace};
@@ -22,7 +23,7 @@ use crate::report::{
     Measured, Origin, Placement, Row, RowTable, ServingRow, Setup, Sustained, Verified,
 };
 use anyhow::Context;
-use flux_kernels::{Element, with_element};
+use flux_kernels::{Element, with_elements};
 use flux_ops::FusedLinear;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, World};
@@ -39,7 +40,7 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
     let first = world.rank().get() == 0;
     let table = (first && job.rows.is_none()).then(|| begin_table(job, &ctx, placement));
     let rank = RankBench { job, ctx: &ctx, bar: bar(job, first), table };
-    let rows = with_element!(job.dtype, T, rank.measure::<T>(world))?;
+    let rows = with_elements!(job.numerics, X, Y, rank.measure::<X, Y>(world))?;
     rank.bar.finish_and_clear();
     Ok(BenchResult { transport: ctx.comm().transport(), placement, rows })
 }
@@ -52,7 +53,7 @@ fn begin_table(job: &BenchJob, ctx: &RankContext, placement: Placement) -> RowTa
         transport: &ctx.comm().transport().to_string(),
         placement,
         tp: job.world.get(),
-        dtype: job.dtype.name(),
+        dtype: &job.numerics.to_string(),
         nccl: machine.nccl.as_ref(),
     };
     let table = RowTable::of(job.cases.iter().map(BenchCase::head));
@@ -85,7 +86,7 @@ struct Baseline<'a> {
 }
 
 impl RankBench<'_> {
-    fn measure<T: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
+    fn measure<X: Element, Y: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
         let cases = || self.job.cases.iter();
         let shown = |row: Row| {
             if let Some(table) = &self.table {
@@ -96,28 +97,32 @@ impl RankBench<'_> {
         Ok(match (&self.job.rows, self.job.on_gpus) {
             (None, false) => Measurement::Rounds(
                 cases()
-                    .map(|case| self.on_host::<T>(case).map(shown))
+                    .map(|case| self.on_host::<X, Y>(case).map(shown))
                     .collect::<anyhow::Result<_>>()?,
             ),
-            (None, true) => Measurement::Rounds(
-                self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline).map(shown)),
-            ),
+            (None, true) => {
+                Measurement::Rounds(self.on_gpus(world, |case, baseline| {
+                    self.on_gpu::<X, Y>(case, baseline).map(shown)
+                }))
+            }
             (Some(rows), false) => Measurement::Serving(
                 cases()
-                    .map(|case| self.serve_on_host::<T>(case, rows))
+                    .map(|case| self.serve_on_host::<X, Y>(case, rows))
                     .collect::<anyhow::Result<_>>()?,
             ),
-            (Some(rows), true) => Measurement::Serving(
-                self.on_gpus(world, |case, baseline| self.serve_on_gpu::<T>(case, rows, baseline)),
-            ),
+            (Some(rows), true) => {
+                Measurement::Serving(self.on_gpus(world, |case, baseline| {
+                    self.serve_on_gpu::<X, Y>(case, rows, baseline)
+                }))
+            }
         })
     }
 
     /// A case's op on the host, and its operands.
-    fn built_on_host<T: Element>(
+    fn built_on_host<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
-    ) -> anyhow::Result<(FusedLinear, OperandSet<T>, u32)> {
+    ) -> anyhow::Result<(FusedLinear, OperandSet<X, Y>, u32)> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
@@ -127,9 +132,9 @@ impl RankBench<'_> {
         Ok((op, ctx.operand_set_with(&with_equal_shards(problem)?, case.epilogue)?, workers))
     }
 
-    fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
+    fn on_host<X: Element, Y: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
         let ctx = self.ctx;
-        let (op, mut set, workers) = self.built_on_host::<T>(case)?;
+        let (op, mut set, workers) = self.built_on_host::<X, Y>(case)?;
         let verdict = self.verify(case, &op, &mut set)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
         let serial = contenders.verify()?;
@@ -139,12 +144,12 @@ impl RankBench<'_> {
         self.row(case, &op, &times, verdict, serial)
     }
 
-    fn serve_on_host<T: Element>(
+    fn serve_on_host<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
         rows: &Trace,
     ) -> anyhow::Result<ServingRow> {
-        let (op, mut set, workers) = self.built_on_host::<T>(case)?;
+        let (op, mut set, workers) = self.built_on_host::<X, Y>(case)?;
         self.ctx.fill(&mut set, Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
         let mut contenders = HostContenders::new(self.ctx, &op, &mut set, workers)?;
         serving::serve(&mut contenders, self.ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
@@ -162,7 +167,7 @@ impl RankBench<'_> {
             let need = job
                 .cases
                 .iter()
-                .map(|case| gpu_contenders::device_bytes(&case.problem, case.epilogue))
+                .map(|case| gpu_serial::device_bytes(&case.problem, case.epilogue, SETS))
                 .max()
                 .unwrap_or(0);
             tracing::debug!(bytes = need, "operands on each device");
@@ -182,7 +187,7 @@ impl RankBench<'_> {
         all().unwrap_or_else(|error| end::give_up(world.rank(), &error))
     }
 
-    fn serve_on_gpu<T: Element>(
+    fn serve_on_gpu<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
         rows: &Trace,
@@ -192,7 +197,7 @@ impl RankBench<'_> {
         self.bar.set_message(case.problem.to_string());
         let asked = self.job.execution.on(ctx.comm(), &case.problem)?;
         let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
-        let mut sets = [ctx.operand_set::<T>(&case.problem)?];
+        let mut sets = [ctx.operand_set::<X, Y>(&case.problem)?];
         ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
         let mut contenders =
             GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
@@ -204,14 +209,17 @@ impl RankBench<'_> {
         Ok(served.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error)))
     }
 
-    fn on_gpu<T: Element>(&self, case: &BenchCase, baseline: &Baseline<'_>) -> anyhow::Result<Row> {
+    fn on_gpu<X: Element, Y: Element>(
+        &self,
+        case: &BenchCase,
+        baseline: &Baseline<'_>,
+    ) -> anyhow::Result<Row> {
         let (job, ctx) = (self.job, self.ctx);
         self.bar.set_message(case.problem.to_string());
         let asked = job.execution.on(ctx.comm(), &case.problem)?;
         let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
         let padded = with_equal_shards(&case.problem)?;
-        let sets =
-            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with::<T, T>(&padded, case.epilogue));
+        let sets = (0..SETS).map(|_| ctx.operand_set_with::<X, Y>(&padded, case.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = self.verify(case, &op, &mut sets[0])?;
         for (call, set) in sets.iter_mut().enumerate() {
@@ -236,11 +244,11 @@ impl RankBench<'_> {
     }
 
     /// Verifies one call with integers, exactly, and one with random data, within the bound.
-    fn verify<T: Element>(
+    fn verify<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
         op: &FusedLinear,
-        set: &mut OperandSet<T>,
+        set: &mut OperandSet<X, Y>,
     ) -> anyhow::Result<Verdict> {
         let (ctx, job) = (self.ctx, self.job);
         let mut call = |fill| {

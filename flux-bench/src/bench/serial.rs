@@ -19,9 +19,9 @@ pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
 
 /// Fills a set for a call of `problem` that is to be checked, and returns what it held: integers,
 /// where the serial path rounds as seldom as the op.
-pub(super) fn prepare_check<T: Element>(
+pub(super) fn prepare_check<X: Element, Y: Element>(
     ctx: &RankContext,
-    set: &mut OperandSet<T>,
+    set: &mut OperandSet<X, Y>,
     problem: Problem,
 ) -> anyhow::Result<Operands> {
     let held = set.held()?;
@@ -33,7 +33,10 @@ pub(super) fn prepare_check<T: Element>(
 
 /// Checks what the call has left: integers for equality, and random data within the bound of an
 /// unfused layer, whose sums are rounded in an order that is not known.
-pub(super) fn check<T: Element>(ctx: &RankContext, set: &OperandSet<T>) -> anyhow::Result<Verdict> {
+pub(super) fn check<X: Element, Y: Element>(
+    ctx: &RankContext,
+    set: &OperandSet<X, Y>,
+) -> anyhow::Result<Verdict> {
     let held = set.held()?;
     let (unfused, nodes) = (!rounds_once(&held), Nodes::apart(held.problem.world()));
     Ok(ctx.verify_made_by(set, MadeBy { flattened: unfused, unfused, nodes })?.of_wrong_elements())

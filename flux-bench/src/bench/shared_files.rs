@@ -21,12 +21,12 @@ pub(super) struct SharedFiles {
 }
 
 impl SharedFiles {
-    pub(super) fn new<T: Element>(comm: &Communicator, elements: usize) -> anyhow::Result<Self> {
+    pub(super) fn new(comm: &Communicator, bytes: usize) -> anyhow::Result<Self> {
         let file = File::from(
             rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC)
                 .context("there is no memory to show")?,
         );
-        file.set_len((elements * size_of::<T>()) as u64)?;
+        file.set_len(bytes as u64)?;
         let world: World = comm.world();
         let passed =
             world.control().exchange_fds(&[file.as_fd()], Instant::now() + comm.deadline())?;
@@ -69,7 +69,7 @@ mod tests {
     fn every_rank_reads_what_every_other_shows() {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
-            let shown = SharedFiles::new::<bf16>(&comm, 8)?;
+            let shown = SharedFiles::new(&comm, 8 * size_of::<bf16>())?;
             let own: Vec<bf16> =
                 (0..8).map(|i| bf16::from_f32((world.rank().get() * 8 + i) as f32)).collect();
             shown.show(&own)?;

@@ -5,6 +5,7 @@
 
 use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
+use crate::harness::scaled::Part;
 use crate::harness::{Buffer, Fill, HostBuffer, elements, room};
 use anyhow::Context;
 use flux_core::Rank;
@@ -90,6 +91,37 @@ impl RankContext {
             }
         }
         Ok(())
+    }
+
+    /// Fills the start of a buffer with rows of codes, each with so many bytes behind it that begin
+    /// with its scales, in order on the stream.
+    pub(crate) fn fill_codes<X: Element>(
+        &self,
+        to: &mut Buffer<X>,
+        part: &Part,
+        behind: usize,
+    ) -> anyhow::Result<()> {
+        match to {
+            Buffer::Host(buffer) => {
+                let Window { rows, cols, .. } = part.window();
+                let rows =
+                    buffer.elements_mut().get_mut(..rows as usize * (cols as usize + behind));
+                let rows = rows.with_context(|| format!("{part:?} is larger than its memory"))?;
+                part.write_codes(bytemuck::cast_slice_mut(rows), behind);
+                Ok(())
+            }
+            Buffer::Cuda { block, .. } => self.expect_gpu()?.fill_codes(block, 0, part, behind),
+        }
+    }
+
+    /// Fills the start of a buffer with the scales of a part, in order on the stream.
+    pub(crate) fn fill_scales(&self, to: &mut Buffer<f32>, part: &Part) -> anyhow::Result<()> {
+        match to {
+            Buffer::Host(_) => self.upload(to, &part.scales(part.layout())),
+            Buffer::Cuda { block, .. } => {
+                self.expect_gpu()?.fill_scales(block, part, part.layout())
+            }
+        }
     }
 
     /// Fills memory with NaN, in order on the stream.

@@ -4,7 +4,7 @@
 //! behind them. A set may have room for more rows than it holds.
 
 use crate::harness::data::Window;
-use crate::harness::scaled::bytes_behind_rows;
+use crate::harness::scaled::{Part, bytes_behind_rows};
 use crate::harness::{
     Buffer, MadeBy, Operands, RankContext, Verdict, bias_window, elements, reference, w_window,
     x_window, y_window,
@@ -62,7 +62,7 @@ const fn shapes(problem: &Problem, rank: Rank) -> Shapes<'_> {
     Shapes { problem, rank, layout: WeightLayout::Nk, gates: None }
 }
 
-/// Writes parts of operands without scales, but those that are there already.
+/// Writes parts of operands, but those that are there already.
 struct Filling<'a> {
     ctx: &'a RankContext,
     held: Option<Operands>,
@@ -88,6 +88,24 @@ impl Filling<'_> {
         }
         self.ctx.fill_part(part, window, seed, fill)
     }
+
+    /// Codes with so many bytes behind each row, and their scales where these are apart.
+    fn scaled<X: Element>(
+        &self,
+        number: usize,
+        codes: &mut Buffer<X>,
+        behind: usize,
+        scales: Option<&mut Buffer<f32>>,
+        part: fn([Part; 2]) -> Part,
+    ) -> anyhow::Result<()> {
+        let of = |operands: Operands| part(operands.of_weight(number).own_parts(self.ctx.rank()));
+        let part = of(self.operands);
+        if self.held.is_some_and(|held| of(held) == part) {
+            return Ok(());
+        }
+        self.ctx.fill_codes(codes, &part, behind)?;
+        scales.map_or(Ok(()), |scales| self.ctx.fill_scales(scales, &part))
+    }
 }
 
 impl<X, Y> OperandSet<X, Y> {
@@ -102,8 +120,11 @@ impl<X, Y> OperandSet<X, Y> {
 
 impl RankContext {
     /// Memory of one call's operands, without an epilogue.
-    pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
-        self.operand_set_with::<T, T>(problem, EpilogueSpec::default())
+    pub fn operand_set<X: Element, Y: Element>(
+        &self,
+        problem: &Problem,
+    ) -> anyhow::Result<OperandSet<X, Y>> {
+        self.operand_set_with(problem, EpilogueSpec::default())
     }
 
     /// Memory of one call's operands, for an op with this epilogue.
@@ -171,12 +192,16 @@ impl RankContext {
         let fill = Filling { ctx: self, held, operands };
         let has_scales = operands.problem.numerics().scales != Scales::None;
         if has_scales {
-            self.fill_scaled(set, &operands)?;
+            let behind = bytes_behind_rows(&operands.problem);
+            fill.scaled(0, &mut set.x, behind, set.scale_x.as_mut(), |[x, _]| x)?;
         } else {
             fill.part(0, &mut set.x, |o| o.seed_x, x_window)?;
         }
+        let mut scales_w = set.scales_w.iter_mut();
         for (number, weight) in set.weights.iter_mut().enumerate() {
-            if !has_scales {
+            if has_scales {
+                fill.scaled(number, &mut weight.w, 0, scales_w.next(), |[_, w]| w)?;
+            } else {
                 fill.part(number, &mut weight.w, |o| o.seed_w, w_window)?;
             }
             if let Some(bias) = &mut weight.bias {
@@ -190,31 +215,6 @@ impl RankContext {
             Some(norm) => fill.part(0, &mut norm.gain, |o| o.seed_gain, bias_window),
             None => Ok(()),
         }
-    }
-
-    /// Writes codes and scales.
-    fn fill_scaled<X: Element, Y>(
-        &self,
-        set: &mut OperandSet<X, Y>,
-        operands: &Operands,
-    ) -> anyhow::Result<()> {
-        let rank = self.rank();
-        for (number, weight) in set.weights.iter_mut().enumerate() {
-            let of_weight = operands.of_weight(number);
-            let problem = &of_weight.problem;
-            let windows = [x_window(problem, rank), w_window(problem, rank)];
-            let [x, w] = of_weight.parts(windows, rank);
-            if number == 0 {
-                let behind = bytes_behind_rows(problem);
-                self.upload(&mut set.x, bytemuck::cast_slice(&x.codes(behind)))?;
-                if let Some(scales) = &mut set.scale_x {
-                    self.upload(scales, &x.scales())?;
-                }
-            }
-            self.upload(&mut weight.w, bytemuck::cast_slice(&w.codes(0)))?;
-            self.upload(&mut set.scales_w[number], &w.scales())?;
-        }
-        Ok(())
     }
 
     /// Fills all of a set's outputs with NaN, in order on the stream.
@@ -238,21 +238,7 @@ impl RankContext {
         let problem = set.holds.map_or(*op.largest(), |held| held.problem);
         let gates = set.gates;
         let result = |of: &Problem| GateLayout::result_shape(gates, of.y_shape(rank));
-        let (x_shape, behind) = (problem.x_shape(rank), bytes_behind_rows(&problem));
-        let [rows, k] = [x_shape.rows, x_shape.cols].map(|extent| extent as usize);
-        let x = self.described(&mut set.x, Layout::strided(rows, k, k + behind));
-        let mut operands = flux_ops::Operands::new(x);
-        let scales = |operand| shapes(&problem, rank).of_operand(operand, 0);
-        if let Some(scale_x) = &mut set.scale_x {
-            operands.set(Operand::ScaleX, 0, self.raw(scale_x, scales(Operand::ScaleX)));
-        } else if behind > 0 {
-            let count = scales(Operand::ScaleX).cols as usize;
-            let layout = Layout::strided(rows, count, (k + behind) / size_of::<f32>());
-            let available = (x.available - k.min(x.available)) / size_of::<f32>();
-            let (address, dtype) = (x.address + k as u64, ElementType::F32);
-            let scale_x = RawTensor { address, dtype, layout, available, ..x };
-            operands.set(Operand::ScaleX, 0, scale_x);
-        }
+        let mut operands = self.call_of(&problem, rank, &mut set.x, set.scale_x.as_mut());
         for (number, Weight { w, bias, y }) in set.weights.iter_mut().enumerate() {
             let alone = problem.weight_alone(number);
             operands.add_weight(self.raw(w, alone.w_shape(rank)), self.raw(y, result(&alone)));
@@ -260,8 +246,7 @@ impl RankContext {
                 operands.set(Operand::Bias, number, self.row(bias));
             }
             if let Some(scale) = set.scales_w.get_mut(number) {
-                let shape = shapes(&alone, rank).of_operand(Operand::ScaleW, 0);
-                operands.set(Operand::ScaleW, number, self.raw(scale, shape));
+                operands.set(Operand::ScaleW, number, self.scale_of_w(&alone, rank, scale));
             }
         }
         if let Some(residual) = &mut set.residual {
@@ -276,6 +261,43 @@ impl RankContext {
         // this one stream.
         unsafe { op.run(&operands, self.stream()) }?;
         Ok(())
+    }
+
+    /// A call that has its `x` so far, of `rank` of a problem, with the scales that its rows carry
+    /// or that are apart.
+    pub(crate) fn call_of<X: Element>(
+        &self,
+        problem: &Problem,
+        rank: Rank,
+        x: &mut Buffer<X>,
+        scale_x: Option<&mut Buffer<f32>>,
+    ) -> flux_ops::Operands<RawTensor> {
+        let (x_shape, behind) = (problem.x_shape(rank), bytes_behind_rows(problem));
+        let [rows, k] = [x_shape.rows, x_shape.cols].map(|extent| extent as usize);
+        let x = self.described(x, Layout::strided(rows, k, k + behind));
+        let mut operands = flux_ops::Operands::new(x);
+        let scales = || shapes(problem, rank).of_operand(Operand::ScaleX, 0);
+        if let Some(scale_x) = scale_x {
+            operands.set(Operand::ScaleX, 0, self.raw(scale_x, scales()));
+        } else if behind > 0 {
+            let layout =
+                Layout::strided(rows, scales().cols as usize, (k + behind) / size_of::<f32>());
+            let available = (x.available - k.min(x.available)) / size_of::<f32>();
+            let (address, dtype) = (x.address + k as u64, ElementType::F32);
+            let scale_x = RawTensor { address, dtype, layout, available, ..x };
+            operands.set(Operand::ScaleX, 0, scale_x);
+        }
+        operands
+    }
+
+    /// What a call is told of the scales of a problem's only weight.
+    pub(crate) fn scale_of_w(
+        &self,
+        problem: &Problem,
+        rank: Rank,
+        scales: &mut Buffer<f32>,
+    ) -> RawTensor {
+        self.raw(scales, shapes(problem, rank).of_operand(Operand::ScaleW, 0))
     }
 
     /// What a call is told of a dense matrix at the start of a buffer.
@@ -338,9 +360,9 @@ impl RankContext {
     }
 
     /// Waits for the stream and checks elements of a set's `y` at these rows and columns.
-    pub(crate) fn verify_at<T: Element>(
+    pub(crate) fn verify_at<X: Element, Y: Element>(
         &self,
-        set: &OperandSet<T>,
+        set: &OperandSet<X, Y>,
         plan: &Plan,
         at: &[(u32, u32)],
     ) -> anyhow::Result<Verdict> {
@@ -348,13 +370,13 @@ impl RankContext {
         let cols = operands.y_window(self.rank()).cols;
         let found = at.iter().map(|&(row, col)| {
             let number = row as usize * cols as usize + col as usize;
-            let mut value = [T::from_f32(f32::NAN)];
+            let mut value = [Y::from_f32(f32::NAN)];
             match &set.weights[0].y {
                 Buffer::Host(y) => value[0] = y.elements()[number],
                 Buffer::Cuda { block, .. } => {
                     self.expect_gpu()?.download(
                         block,
-                        number * size_of::<T>(),
+                        number * size_of::<Y>(),
                         bytemuck::cast_slice_mut(&mut value),
                     )?;
                 }
@@ -363,6 +385,6 @@ impl RankContext {
         });
         let found = found.collect::<anyhow::Result<Vec<_>>>()?;
         let made_by = MadeBy::plan(plan, operands.problem.op(), self.comm().nodes());
-        Ok(reference::verify_elements::<T, T>(&operands, self.rank(), &found, made_by))
+        Ok(reference::verify_elements::<X, Y>(&operands, self.rank(), &found, made_by))
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::harness::data::{self, Window, y_window};
 use crate::harness::scaled::{Generator, Part};
-use crate::harness::{EpilogueSpec, Fill};
+use crate::harness::{EpilogueSpec, Fill, w_window, x_window};
 use flux_core::{Problem, Rank};
 use flux_ops::GateLayout;
 
@@ -78,6 +78,11 @@ impl Operands {
             Part::of_x(problem, self.generator_of_x(), x, source),
             Part::of_w(problem, self.generator_of_w(), w, source),
         ]
+    }
+
+    /// The parts of `x` and `w` that are a rank's.
+    pub(crate) fn own_parts(&self, rank: Rank) -> [Part; 2] {
+        self.parts([x_window(&self.problem, rank), w_window(&self.problem, rank)], rank)
     }
 
     /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.

@@ -109,51 +109,27 @@ pub(crate) fn verify_elements<X: Element, Y: Element>(
 /// Lines of either operand in a sample.
 const SAMPLED: u32 = 64;
 
-/// How far the elements of a sample are off.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Accuracy {
-    /// The root mean square of the deviations, over that of the reference.
-    pub(crate) rms_err: f64,
-}
-
-/// Checks a sample of `rank`'s dense output as [`verify`] does, a row and a column of each of
-/// [`SAMPLED`] equal parts, and of all elements that they are numbers. Of products alone.
-pub(crate) fn verify_sample<X: Element, Y: Element>(
-    operands: &Operands,
-    rank: Rank,
-    y: &[Y],
-    made_by: MadeBy,
-) -> (Verdict, Accuracy) {
+/// The root mean square of the deviations of a sample of `rank`'s dense output over that of the
+/// reference, a row and a column of each of [`SAMPLED`] equal parts. Of products alone.
+///
+/// # Panics
+/// When `y` does not hold the rank's elements.
+pub(crate) fn rms_error<X: Element, Y: Element>(operands: &Operands, rank: Rank, y: &[Y]) -> f64 {
     let window = y_window(&operands.problem, rank);
-    assert_eq!(y.len(), elements(window), "{window:?}");
-    let at = |row: u32, col: u32| {
-        (Violation { rank: rank.get(), weight: 0, row, col }, y[(row * window.cols + col) as usize])
-    };
-    let mut verdict = Verdict::default();
-    let numbers = (0..window.rows).flat_map(|row| (0..window.cols).map(move |col| (row, col)));
-    for (row, col) in numbers {
-        let (at, found) = at(row, col);
-        if found.to_f32().is_nan() {
-            verdict.violations += 1;
-            verdict.first.get_or_insert(at);
-        }
-    }
     let cols: Vec<_> = sampled(window.cols)
         .map(|col| (col, rows_of_w::<X>(operands, window.col0 + col, 1)))
         .collect();
     let (mut errors, mut references) = (0.0, 0.0);
     for row in sampled(window.rows) {
         let x = rows_of_x::<X>(operands, window.row0 + row, 1);
-        let way = way_of_row(operands, window.row0 + row, made_by);
         for (col, w) in &cols {
-            let (at, found) = at(row, *col);
-            let expected = finish(operands, sum(operands, way, &x, w, [0.0; 2]), None);
-            verdict.judge(&expected, found.to_f32(), at);
-            errors += (f64::from(found.to_f32()) - expected.exact).powi(2);
-            references += expected.exact.powi(2);
+            let exact: f64 = x.iter().zip(w).map(|(x, w)| f64::from(x * w)).sum();
+            let found = y[row as usize * window.cols as usize + *col as usize].to_f32();
+            errors += (f64::from(found) - exact).powi(2);
+            references += exact.powi(2);
         }
     }
-    (verdict, Accuracy { rms_err: (errors / references).sqrt() })
+    (errors / references).sqrt()
 }
 
 /// One of each of [`SAMPLED`] equal parts of so many, anywhere in it.

@@ -5,6 +5,7 @@ use super::html::{Cell, Column, Html};
 use crate::record::Record;
 use crate::report::{Report, Row};
 use crate::show::{extremes, speed_up};
+use flux_core::DType;
 
 /// Numbers of rows up to which a call is short, and from which on it is long.
 const FEW: u32 = 256;
@@ -63,6 +64,8 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
             "nccl" => "`nccl`, any other GPUs".to_owned(),
             other => format!("`{other}`"),
         };
+        let scaled = report.rows.first().is_some_and(|row| row.head.dtype.starts_with(FP8));
+        let on = if scaled { on + ", 8-bit operands" } else { on };
         let gains = report.rows.iter().map(speed_up);
         match sums.iter_mut().find(|(of, _)| *of == on) {
             Some((_, all)) => all.extend(gains),
@@ -77,12 +80,16 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
     sums.into_iter().map(words).collect()
 }
 
+/// How the element types of 8-bit operands begin.
+const FP8: &str = DType::E4m3.name();
+
 const PORTABLE: &str = "portable kernel";
 
 /// What a run changes of the ops, by its command.
 pub(super) fn options(report: &Report) -> Vec<&'static str> {
     let all = [
         ("FLUX_ARCH=sm_80", PORTABLE),
+        ("--dtype fp8", "8-bit operands"),
         ("--batch-invariant", "batch-invariant"),
         ("--partials f32", "fp32 partial sums"),
         ("--norm", "residual and norm"),

@@ -2,11 +2,13 @@
 
 use super::{LayersReport, Record};
 use crate::harness::Times;
+use crate::report::Head;
+use flux_core::DType;
 
 /// A time of flux, and one of the same run that flux has no part in.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Figure {
-    /// Of what: op, model and m, or model, phase and m.
+    /// Of what: op, model, m and element types other than bf16, or model, phase and m.
     pub(crate) row: String,
     pub(crate) ms: Times,
     /// Tells a change of the machine from one of flux.
@@ -18,6 +20,15 @@ const fn alone(ms: f64) -> Times {
     Times { p10: ms, median: ms, p90: ms }
 }
 
+/// How a row of an op is named: those of other element types are other rows.
+fn of_head(head: &Head) -> String {
+    if head.dtype == DType::Bf16.name() {
+        head.to_string()
+    } else {
+        format!("{head} {}", head.dtype)
+    }
+}
+
 impl Record {
     /// One figure a row, or as many as a row has ways of flux; rows of peers have none.
     pub(crate) fn figures(&self) -> Vec<Figure> {
@@ -26,14 +37,14 @@ impl Record {
             Self::Ops(report) => report
                 .rows
                 .iter()
-                .map(|r| of(r.head.to_string(), r.t_op_ms, r.t_serial_ms.median))
+                .map(|r| of(of_head(&r.head), r.t_op_ms, r.t_serial_ms.median))
                 .collect(),
             Self::Serving(report) => report
                 .serving
                 .iter()
                 .map(|r| {
                     let calls = r.calls as f64;
-                    let row = format!("{}, mean of {} calls", r.head, r.trace);
+                    let row = format!("{}, mean of {} calls", of_head(&r.head), r.trace);
                     of(row, alone(r.total_op_ms / calls), r.total_serial_ms / calls)
                 })
                 .collect(),
@@ -41,7 +52,7 @@ impl Record {
                 .rows
                 .iter()
                 .map(|r| Figure {
-                    row: r.head.to_string(),
+                    row: of_head(&r.head),
                     ms: r.t_core_ms,
                     control: r.t_gemm_ms.map(|gemm| gemm.median),
                 })
@@ -49,7 +60,7 @@ impl Record {
             Self::FirstCall(report) => report
                 .rows
                 .iter()
-                .map(|r| of(r.head.to_string(), alone(r.first_call_ms), r.warm_ms.median))
+                .map(|r| of(of_head(&r.head), alone(r.first_call_ms), r.warm_ms.median))
                 .collect(),
             Self::Layers(report) => report
                 .rows
@@ -69,7 +80,7 @@ impl Record {
             Self::Simulated(report) => report
                 .rows
                 .iter()
-                .map(|r| of(r.head.to_string(), alone(r.t_op_ms), r.t_gemm_ms))
+                .map(|r| of(of_head(&r.head), alone(r.t_op_ms), r.t_gemm_ms))
                 .collect(),
             Self::Peers(_) => Vec::new(),
         }

@@ -86,7 +86,7 @@ impl TypeArgs {
         let numerics = self.numerics()?;
         ensure!(
             numerics.scales == Scales::None,
-            "{command} takes no fp8: use --dtype bf16, or lab core for the kernel alone"
+            "{command} takes no fp8: use --dtype bf16, or bench and lab core for fp8"
         );
         Ok(numerics.operand)
     }

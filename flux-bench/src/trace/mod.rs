@@ -22,15 +22,15 @@ use crate::machine;
 use crate::out;
 use crate::page::Drawings;
 use crate::plan::{OverrideArgs, PlanArgs};
-use crate::shapes::{self, Layer, Shape};
+use crate::shapes::{self, Layer, Shape, TypeArgs};
 use crate::simulate;
 use crate::timeline::{self, Call};
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 use flux_core::plan::Plan;
-use flux_core::{DType, OpKind, Problem};
+use flux_core::{OpKind, Problem};
 use flux_cuda::DeviceBlock;
-use flux_kernels::{Element, with_element};
+use flux_kernels::{Element, with_elements};
 use flux_ops::Timeline;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, Select, World};
@@ -56,9 +56,8 @@ pub(crate) struct Args {
     /// Global rows
     #[arg(long, alias = "m", value_name = "M")]
     pub ms: usize,
-    /// Element type: bf16 or fp16
-    #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = shapes::parse_dtype)]
-    pub dtype: DType,
+    #[command(flatten)]
+    pub(crate) types: TypeArgs,
     /// Ranks; as many as GPUs, or 2 on the host, where left out
     #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
@@ -126,7 +125,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let problem = layer.problem;
     let id =
         on_gpus.then(|| UniqueId::new().context("lining the ranks up needs NCCL")).transpose()?;
-    let record = with_element!(args.dtype, T, record::<T>);
+    let record = with_elements!(problem.numerics(), X, Y, record::<X, Y>);
     let body = |local: &World| {
         Ok(record(local, &problem, args, id)
             .unwrap_or_else(|error| end::give_up(local.rank(), &error)))
@@ -170,16 +169,15 @@ fn drawn(problem: &Problem, ranks: &[Traced]) -> anyhow::Result<Call> {
 /// The layer that is asked for, of `tp` ranks.
 fn layer(args: &Args, tp: u32, on_gpus: bool) -> anyhow::Result<Layer> {
     let world = shapes::world(tp)?;
-    ensure!(args.dtype != DType::E4m3, "trace takes no fp8: use --dtype bf16");
     let usual = || if on_gpus { "gpt3" } else { "gpt3/16" }.parse();
     let shape: Shape = args.shapes.clone().map_or_else(usual, Ok)?;
     let (n, k) =
         shape.extents(args.ops).with_context(|| format!("{shape} has no {}", args.ops.name()))?;
-    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, world)?;
+    let problem = Problem::new(args.ops, args.ms, n, k, args.types.numerics()?, world)?;
     Ok(Layer { name: shape.name().to_owned(), problem })
 }
 
-fn record<T: Element>(
+fn record<X: Element, Y: Element>(
     local: &World,
     problem: &Problem,
     args: &Args,
@@ -193,7 +191,7 @@ fn record<T: Element>(
     let line = LineUp::new(&ctx, problem, id)?;
     let op = build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
     let mut sets =
-        (0..SETS).map(|_| ctx.operand_set::<T>(problem)).collect::<anyhow::Result<Vec<_>>>()?;
+        (0..SETS).map(|_| ctx.operand_set::<X, Y>(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
         ctx.poison_results(set)?;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 mod bench;
+mod bench_fp8;
 mod bench_processes;
 mod faults;
 mod interrupted;

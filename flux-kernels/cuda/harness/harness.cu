@@ -70,6 +70,18 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill_scales(const __grid_
     each_element(p, [&](u64 at, u32 row, u32 col) { reinterpret_cast<float*>(p.dst)[at] = scale(static_cast<Fill>(p.fill), p.seed, row, col); });
 }
 
+// Of every shard's rows the lines of a number one after the other: [shards, lines, cols] becomes
+// [lines, shards, cols].
+extern "C" __global__ void __launch_bounds__(256) flux_interleave_shards(const __grid_constant__ InterleaveParams p) {
+    const float* from = reinterpret_cast<const float*>(p.from);
+    float* to = reinterpret_cast<float*>(p.to);
+    const u64 total = static_cast<u64>(p.shards) * p.lines * p.cols;
+    for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+        const u32 col = static_cast<u32>(i % p.cols), line = static_cast<u32>(i / p.cols / p.shards), shard = static_cast<u32>(i / p.cols % p.shards);
+        to[i] = from[(static_cast<u64>(shard) * p.lines + line) * p.cols + col];
+    }
+}
+
 // The row of scales and their column, at column `col` of all ranks' `k`, of a row of x or of w.
 __device__ __forceinline__ float scale_at(const VerifyParams& p, u64 seed, u32 row, u32 rows_each, u32 col) {
     const Scales scales = static_cast<Scales>(p.scales);

@@ -43,6 +43,20 @@ mirrored! {
 }
 
 mirrored! {
+    /// fp32 lines of all shards, which become those of each number side by side.
+    #[derive(Clone, Copy)]
+    pub(crate) struct InterleaveParams {
+        /// `[shards, lines, cols]`.
+        pub(crate) from: u64,
+        /// `[lines, shards, cols]`.
+        pub(crate) to: u64,
+        pub(crate) shards: u32,
+        pub(crate) lines: u32,
+        pub(crate) cols: u32,
+    }
+}
+
+mirrored! {
     /// Checks y\[i, j\] of a window against
     /// act(sum over c of x\[row0 + i, c\] * w\[col0 + j, c\] + bias\[col0 + j\] +
     /// residual\[row0 + i, col0 + j\]). Of gated weights the activated sum of a gate's row of `w`

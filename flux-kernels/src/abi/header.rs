@@ -1,9 +1,9 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT, Params,
-    PingPong, QuantizeParams, RAW_END, RawReport, RmsNormParams, SENT_BYTES, UnfusedEpilogueParams,
-    VerifyParams, Weight, WorkerStamps, declare_words,
+    BulkCopy, Exchange, Fill, FillParams, GatheredRowsParams, InterleaveParams, ItemStamps,
+    MAPS_OF_WEIGHT, Params, PingPong, QuantizeParams, RAW_END, RawReport, RmsNormParams,
+    SENT_BYTES, UnfusedEpilogueParams, VerifyParams, Weight, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
@@ -98,6 +98,7 @@ fn write() -> String {
         UnfusedEpilogueParams::MIRROR,
         GatheredRowsParams::MIRROR,
         FillParams::MIRROR,
+        InterleaveParams::MIRROR,
         VerifyParams::MIRROR,
         RawReport::MIRROR,
         BulkCopy::MIRROR,

@@ -13,7 +13,7 @@ mod stamps;
 
 pub(crate) use gathered_rows::GatheredRowsParams;
 pub use harness::{Fill, RAW_END};
-pub(crate) use harness::{FillParams, RawReport, VerifyParams};
+pub(crate) use harness::{FillParams, InterleaveParams, RawReport, VerifyParams};
 pub(crate) use header::header;
 pub use links::{BulkCopy, Exchange, PingPong};
 pub(crate) use params::{MAPS_OF_WEIGHT, Params, Weight};

@@ -13,7 +13,7 @@ pub use crate::abi::{BulkCopy, Exchange, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
-use crate::abi::{FillParams, RawReport, UnfusedEpilogueParams, VerifyParams};
+use crate::abi::{FillParams, InterleaveParams, RawReport, UnfusedEpilogueParams, VerifyParams};
 use crate::cuda::{LaunchError, Matrix, RmsNormArgs};
 use crate::epilogue::Activation;
 use crate::weights::GateLayout;
@@ -158,12 +158,18 @@ pub fn accumulation_error(problem: &Problem) -> f64 {
     f64::from(instructions) * TENSOR_CORE_ROUNDOFF + f64::from(f32::EPSILON)
 }
 
+/// The launch of a kernel that goes over elements in strides.
+const fn element_wise(stream: usize) -> Launch {
+    Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream, programmatic: false }
+}
+
 /// The loaded kernels. Every function expects the context that was current at [`Harness::load`].
 #[derive(Debug)]
 pub struct Harness {
     module: Module,
     fill: Function,
     fill_scales: Function,
+    interleave_shards: Function,
     verify: Function,
     unfused_epilogue: Function,
     spin: Function,
@@ -181,6 +187,7 @@ impl Harness {
         Ok(Self {
             fill: module.function(c"flux_fill", 0)?,
             fill_scales: module.function(c"flux_fill_scales", 0)?,
+            interleave_shards: module.function(c"flux_interleave_shards", 0)?,
             verify: module.function(c"flux_verify", 0)?,
             unfused_epilogue: module.function(c"flux_unfused_epilogue", 0)?,
             spin: module.function(c"flux_spin", 0)?,
@@ -251,10 +258,29 @@ impl Harness {
             dtype,
             transposed: u32::from(to.transposed),
         };
-        let launch =
-            Launch { grid: (1056, 1), threads: 256, shared_bytes: 0, stream, programmatic: false };
         // SAFETY: the caller answers for the function and the window.
-        Ok(unsafe { self.module.launch(function, launch, &params) }?)
+        Ok(unsafe { self.module.launch(function, element_wise(stream), &params) }?)
+    }
+
+    /// Puts lines of `cols` fp32 elements, `lines` of each shard, side by side by their numbers:
+    /// `from` of `[shards, lines, cols]` becomes `to` of `[lines, shards, cols]`.
+    ///
+    /// # Safety
+    /// As for [`Self::fill`], of both; they do not overlap.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the launch is refused.
+    pub unsafe fn interleave_shards(
+        &self,
+        (from, to): (u64, u64),
+        [shards, lines, cols]: [u32; 3],
+        stream: usize,
+    ) -> Result<(), LaunchError> {
+        let params = InterleaveParams { from, to, shards, lines, cols };
+        // SAFETY: the kernel takes `InterleaveParams`; the caller answers for the memory.
+        let launched =
+            unsafe { self.module.launch(self.interleave_shards, element_wise(stream), &params) };
+        Ok(launched?)
     }
 
     /// Fills memory with NaN, in either element type.

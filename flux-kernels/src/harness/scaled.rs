@@ -24,7 +24,7 @@ fn scale(fill: Fill, seed: u64, row: u32, col: u32) -> f32 {
 }
 
 /// How the elements of a global operand are made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generator {
     /// What they are.
     pub fill: Fill,
@@ -32,8 +32,26 @@ pub struct Generator {
     pub seed: u64,
 }
 
+/// Where the scales of a part lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleLayout {
+    /// Elements from a row of scales to the next, or from a column that lies in its place.
+    pub stride: u32,
+    /// Whether columns lie one after the other in place of rows.
+    pub transposed: bool,
+    /// Elements of all, those between rows included.
+    pub elements: usize,
+}
+
+impl ScaleLayout {
+    /// Of one row after the other.
+    const fn rows(rows: u32, stride: u32) -> Self {
+        Self { stride, transposed: false, elements: rows as usize * stride as usize }
+    }
+}
+
 /// A window of a global operand that is a rank's along `k`, with its scales.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     form: Scales,
     generator: Generator,
@@ -76,57 +94,71 @@ impl Part {
         Self { form: problem.numerics().scales, generator, window, rows, source }
     }
 
+    /// The window of the operand.
+    pub const fn window(&self) -> Window {
+        self.window
+    }
+
+    /// How its elements are made.
+    pub const fn generator(&self) -> Generator {
+        self.generator
+    }
+
+    /// Its scales as a window of the matrix of all ranks' scales.
+    pub const fn scale_window(&self) -> Window {
+        let Window { row0, col0, rows, cols } = self.window;
+        match self.form {
+            Scales::None => Window { row0: 0, col0: 0, rows: 0, cols: 0 },
+            Scales::Tensor => Window { row0: 0, col0: self.source, rows: 1, cols: 1 },
+            Scales::Row => Window { row0, col0: self.source, rows, cols: 1 },
+            Scales::Block => Window {
+                row0: row0 / self.rows,
+                col0: col0 / SCALE_BLOCK,
+                rows: rows.div_ceil(self.rows),
+                cols: cols.div_ceil(SCALE_BLOCK),
+            },
+        }
+    }
+
     /// Of an element.
     fn of(&self, line: u32, col: u32) -> f32 {
-        let Window { row0, col0, .. } = self.window;
-        let (row, col) = match self.form {
+        let Window { row0, col0, .. } = self.scale_window();
+        let (line, col) = match self.form {
             Scales::None => return 1.0,
-            Scales::Tensor => (0, self.source),
-            Scales::Row => (row0 + line, self.source),
-            Scales::Block => ((row0 + line) / self.rows, (col0 + col) / SCALE_BLOCK),
+            Scales::Tensor => (0, 0),
+            Scales::Row => (line, 0),
+            Scales::Block => (line / self.rows, col / SCALE_BLOCK),
         };
-        scale(self.generator.fill, self.generator.seed, row, col)
+        scale(self.generator.fill, self.generator.seed, row0 + line, col0 + col)
     }
 
-    /// Rows and columns that share a scale.
-    fn steps(&self) -> [usize; 2] {
-        let (rows, cols) = (self.window.rows.max(1), self.window.cols);
-        let [rows, cols] = match self.form {
-            Scales::None | Scales::Tensor => [rows, cols],
-            Scales::Row => [1, cols],
-            Scales::Block => [self.rows, SCALE_BLOCK],
-        };
-        [rows as usize, cols as usize]
+    /// Where ops read the scales: row by row.
+    pub const fn layout(&self) -> ScaleLayout {
+        let Window { rows, cols, .. } = self.scale_window();
+        ScaleLayout::rows(rows, cols)
     }
 
-    /// The scales as ops take them, row by row.
-    pub fn scales(&self) -> Vec<f32> {
-        let ([row_step, col_step], Window { rows, cols, .. }) = (self.steps(), self.window);
-        let lines = (0..rows.max(1)).step_by(row_step);
-        lines
-            .flat_map(|line| (0..cols).step_by(col_step).map(move |col| self.of(line, col)))
-            .collect()
-    }
-
-    /// The scales as cuBLASLt takes them: of 1 x 128 elements those of a block of columns side by
-    /// side, of 128 x 128 those of 128 rows, padded to a multiple of four.
-    pub fn scales_of_cublas(&self) -> Vec<f32> {
-        let Window { rows, cols, .. } = self.window;
-        if self.form != Scales::Block {
-            return self.scales();
+    /// Where cuBLASLt reads them: of 1 x 128 elements those of a block of columns side by side, of
+    /// 128 x 128 those of 128 rows, padded to a multiple of four.
+    pub const fn layout_of_cublas(&self) -> ScaleLayout {
+        let Window { rows, cols, .. } = self.scale_window();
+        match (self.form, self.rows) {
+            (Scales::Block, 1) => ScaleLayout { transposed: true, ..ScaleLayout::rows(cols, rows) },
+            (Scales::Block, _) => ScaleLayout::rows(rows, cols.next_multiple_of(4)),
+            _ => self.layout(),
         }
-        if self.rows == 1 {
-            let blocks = (0..cols).step_by(SCALE_BLOCK as usize);
-            return blocks.flat_map(|col| (0..rows).map(move |line| self.of(line, col))).collect();
+    }
+
+    /// The scales as they lie in memory, with zeros between rows.
+    pub fn scales(&self, layout: ScaleLayout) -> Vec<f32> {
+        let (Window { row0, col0, rows, cols }, stride) = (self.scale_window(), layout.stride);
+        let mut all = vec![0.0; layout.elements];
+        for (row, col) in (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))) {
+            let at = if layout.transposed { col * stride + row } else { row * stride + col };
+            let Generator { fill, seed } = self.generator;
+            all[at as usize] = scale(fill, seed, row0 + row, col0 + col);
         }
-        let padded = cols.div_ceil(SCALE_BLOCK).next_multiple_of(4);
-        let of_lines = |line| {
-            (0..padded).map(move |block| {
-                let col = block * SCALE_BLOCK;
-                if col < cols { self.of(line, col) } else { 0.0 }
-            })
-        };
-        (0..rows).step_by(self.rows as usize).flat_map(of_lines).collect()
+        all
     }
 
     /// The elements in type `X`, times their scales.
@@ -182,8 +214,8 @@ impl Part {
         let (codes, behind) = to.split_at_mut(cols as usize);
         let row = Window { row0: row0 + line, rows: 1, ..self.window };
         data::fill(codes, row, self.generator.seed, self.generator.fill);
-        let firsts = (0..cols).step_by(self.steps()[1]);
-        let scales = firsts.flat_map(|col| self.of(line, col).to_le_bytes());
+        let count = self.scale_window().cols;
+        let scales = (0..count).flat_map(|at| self.of(line, at * SCALE_BLOCK).to_le_bytes());
         for (to, byte) in behind.iter_mut().zip(scales.chain(std::iter::repeat(0))) {
             *to = F8E4M3::from_bits(byte);
         }

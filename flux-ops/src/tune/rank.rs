@@ -173,7 +173,7 @@ impl<X: Element, Y: Element> Set<X, Y> {
             Ok::<_, NoMemory>(Memory::on_host(host))
         };
         let scales = |part: Part| {
-            let list = part.scales();
+            let list = part.scales(part.layout());
             let mut host = HostBuffer::new(list.len())?;
             host.elements_mut().copy_from_slice(&list);
             Ok::<_, NoMemory>(Memory::on_host(host))

@@ -152,10 +152,10 @@ fn positions(problem: &Problem, rank: Rank, call: u64) -> Vec<(u32, u32)> {
 }
 
 /// Checks the op's output in a set at these rows and columns, once the stream has come past it.
-pub(super) fn verify_at<T: Element>(
+pub(super) fn verify_at<X: Element, Y: Element>(
     ctx: &RankContext,
     op: &FusedLinear,
-    set: &mut OperandSet<T>,
+    set: &mut OperandSet<X, Y>,
     at: &[(u32, u32)],
     defect: Defect,
 ) -> anyhow::Result<Verdict> {

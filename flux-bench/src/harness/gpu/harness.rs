@@ -3,6 +3,7 @@
 use super::kernels;
 use crate::harness::Fill;
 use crate::harness::data::Window;
+use crate::harness::scaled::{Generator, Part, ScaleLayout};
 use crate::harness::{MadeBy, Operands, Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Rank};
@@ -95,21 +96,85 @@ impl Gpu {
         fill: Fill,
         dtype: DType,
     ) -> anyhow::Result<()> {
-        let bytes = window.rows as usize * window.cols as usize * dtype.bytes();
-        anyhow::ensure!(to.bytes() >= offset + bytes, "{window:?} is larger than its memory");
-        let Window { row0, col0, rows, cols } = window;
-        let to = harness::Window {
-            address: to.address() + offset as u64,
-            row_stride: u64::from(cols),
-            row0,
-            col0,
-            rows,
-            cols,
-            transposed: false,
-        };
+        let stride = u64::from(window.cols);
+        let to = matrix(to, offset, window, stride, dtype.bytes())?;
         self.device.bind()?;
         // SAFETY: the block holds the window, and whatever else uses it is on the same stream.
         unsafe { self.harness.fill(to, seed, fill, dtype, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Fills rows of codes from byte `offset` on, each with so many bytes behind it that begin with
+    /// its scales.
+    pub(crate) fn fill_codes(
+        &self,
+        to: &DeviceBlock,
+        offset: usize,
+        part: &Part,
+        behind: usize,
+    ) -> anyhow::Result<()> {
+        let (window, Generator { fill, seed }) = (part.window(), part.generator());
+        let (codes, row) = (window.cols as usize, window.cols as usize + behind);
+        let rows = matrix(to, offset, window, row as u64, 1)?;
+        self.device.bind()?;
+        // SAFETY: as in `fill_at`.
+        unsafe { self.harness.fill(rows, seed, fill, DType::E4m3, self.raw_stream())? };
+        if behind == 0 {
+            return Ok(());
+        }
+        let scales = harness::Window {
+            address: rows.address + codes as u64,
+            row_stride: (row / size_of::<f32>()) as u64,
+            ..window_of_scales(part)
+        };
+        // SAFETY: as in `fill_at`; the scales are within what is behind the rows.
+        unsafe { self.harness.fill_scales(scales, seed, fill, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Fills the scales of a part.
+    pub(crate) fn fill_scales(
+        &self,
+        to: &DeviceBlock,
+        part: &Part,
+        layout: ScaleLayout,
+    ) -> anyhow::Result<()> {
+        let ScaleLayout { stride, transposed, elements } = layout;
+        anyhow::ensure!(
+            to.bytes() >= elements * size_of::<f32>(),
+            "{part:?} has more scales than its memory"
+        );
+        let scales = harness::Window {
+            address: to.address(),
+            row_stride: stride.into(),
+            transposed,
+            ..window_of_scales(part)
+        };
+        let Generator { fill, seed } = part.generator();
+        self.device.bind()?;
+        // SAFETY: as in `fill_at`.
+        unsafe { self.harness.fill_scales(scales, seed, fill, self.raw_stream())? };
+        Ok(())
+    }
+
+    /// Enqueues [`Harness::interleave_shards`] of `[shards, lines, cols]`.
+    pub(crate) fn interleave_shards(
+        &self,
+        from: &DeviceBlock,
+        to: &DeviceBlock,
+        extents: [u32; 3],
+    ) -> anyhow::Result<()> {
+        let bytes = extents.iter().map(|&extent| extent as usize).product::<usize>() * 4;
+        anyhow::ensure!(
+            from.bytes().min(to.bytes()) >= bytes,
+            "{bytes} bytes are more than {} and {}",
+            from.bytes(),
+            to.bytes()
+        );
+        let ends = (from.address(), to.address());
+        self.device.bind()?;
+        // SAFETY: two blocks, each of so many bytes, that only this stream uses.
+        unsafe { self.harness.interleave_shards(ends, extents, self.raw_stream())? };
         Ok(())
     }
 
@@ -292,4 +357,26 @@ impl Gpu {
         };
         self.synchronize()
     }
+}
+
+/// A window that lies in a block from byte `offset` on, with so many elements from a row to the
+/// next.
+fn matrix(
+    block: &DeviceBlock,
+    offset: usize,
+    window: Window,
+    row_stride: u64,
+    element: usize,
+) -> anyhow::Result<harness::Window> {
+    let bytes = window.rows as usize * row_stride as usize * element;
+    anyhow::ensure!(block.bytes() >= offset + bytes, "{window:?} is larger than its memory");
+    let Window { row0, col0, rows, cols } = window;
+    let address = block.address() + offset as u64;
+    Ok(harness::Window { address, row_stride, row0, col0, rows, cols, transposed: false })
+}
+
+/// The scales of a part, wherever they lie.
+const fn window_of_scales(part: &Part) -> harness::Window {
+    let Window { row0, col0, rows, cols } = part.scale_window();
+    harness::Window { address: 0, row_stride: 0, row0, col0, rows, cols, transposed: false }
 }

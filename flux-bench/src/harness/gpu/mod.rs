@@ -7,5 +7,7 @@ pub(crate) mod cublas;
 mod harness;
 pub(crate) mod kernel_names;
 pub(crate) mod kernels;
+mod library_operands;
 
 pub(crate) use harness::Gpu;
+pub(crate) use library_operands::LibraryOperands;

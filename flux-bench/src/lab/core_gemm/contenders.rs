@@ -10,9 +10,9 @@ use super::operands::OperandBlocks;
 use super::replay::Replay;
 use super::sm80_gemm::{kernels_of, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
-use crate::harness::gpu::cublas::{self, CublasError, Gemm, GemmShape};
+use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
-use crate::harness::reference::{self, Accuracy};
+use crate::harness::reference;
 use crate::harness::scaled::{Part, bytes_behind_rows};
 use crate::harness::{
     FIRST, Fill, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
@@ -293,8 +293,7 @@ impl<'a> KernelContenders<'a> {
                 return gpu.fill_at(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
             }
             let of_x = Part::of_x(problem, operands.generator_of_x(), rows, FIRST);
-            let rows = of_x.codes(bytes_behind_rows(problem));
-            return gpu.upload_at(&self.own, half, bytemuck::cast_slice(&rows));
+            return gpu.fill_codes(&self.own, half, &of_x, bytes_behind_rows(problem));
         }
         for peer in 0..self.peers.len() {
             let rank = self.peers[peer].program().rank;
@@ -337,42 +336,30 @@ impl<'a> KernelContenders<'a> {
             unfused: false,
             nodes: Nodes::apart(operands.problem.world()),
         };
-        self.check(&operands, made_by).map(|(verdict, _)| verdict)
+        gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
     }
 
-    /// Checks what the first set's `y` holds: on the device as a whole, with scales a sample of the
-    /// elements on the host, and of all that they are numbers.
-    fn check(
-        &self,
-        operands: &Operands,
-        made_by: MadeBy,
-    ) -> anyhow::Result<(Verdict, Option<Accuracy>)> {
-        let (gpu, y) = (self.gpu, &self.sets[0].y);
-        let numerics = operands.problem.numerics();
-        if numerics.scales == Scales::None {
-            return Ok((gpu.verify(operands, FIRST, y.address(), made_by)?, None));
-        }
+    /// How far a sample of what the first set's `y` holds is off; see [`reference::rms_error`].
+    fn rms_error(&self, operands: &Operands) -> anyhow::Result<f64> {
+        let y = &self.sets[0].y;
         let mut bytes = vec![0; y.bytes()];
-        gpu.download(y, 0, &mut bytes)?;
-        with_elements!(numerics, X, Y, {
-            // There is room for all rows, of which rank 0 may have its own.
-            let rows = operands.problem.y_shape(FIRST).elements();
-            let y = &bytemuck::cast_slice::<_, Y>(&bytes)[..rows];
-            let (verdict, accuracy) = reference::verify_sample::<X, Y>(operands, FIRST, y, made_by);
-            Ok((verdict, Some(accuracy)))
+        self.gpu.download(y, 0, &mut bytes)?;
+        with_elements!(operands.problem.numerics(), X, Y, {
+            let y = bytemuck::cast_slice::<_, Y>(&bytes);
+            Ok(reference::rms_error::<X, Y>(operands, FIRST, y))
         })
     }
 
     /// One call of the kernel and one of the library's GEMM on random operands with scales: how far
     /// either is off. A library whose result is wrong has no times.
-    pub(super) fn accuracies(
+    pub(super) fn rms_errors(
         &mut self,
         measured: &mut Measured,
-    ) -> anyhow::Result<Option<[Option<Accuracy>; 2]>> {
+    ) -> anyhow::Result<Option<[Option<f64>; 2]>> {
         if self.case.alone.numerics().scales == Scales::None {
             return Ok(None);
         }
-        let mut accuracies = [None; 2];
+        let mut errors = [None; 2];
         for (number, contender) in [Contender::Core, Contender::Gemm].into_iter().enumerate() {
             if contender == Contender::Gemm && self.gemm.is_err() {
                 continue;
@@ -385,14 +372,15 @@ impl<'a> KernelContenders<'a> {
             self.launch(contender, 0)?;
             let nodes = Nodes::apart(operands.problem.world());
             let made_by = MadeBy { flattened: false, unfused: false, nodes };
-            let (verdict, accuracy) = self.check(&operands, made_by)?;
-            accuracies[number] = accuracy;
+            let y = self.sets[0].y.address();
+            let verdict = self.gpu.verify(&operands, FIRST, y, made_by)?;
+            errors[number] = Some(self.rms_error(&operands)?);
             if contender == Contender::Gemm && !verdict.ok() {
                 self.gemm = Err(format!("cuBLASLt's result is wrong: {verdict}"));
                 measured.gemm = None;
             }
         }
-        Ok(Some(accuracies))
+        Ok(Some(errors))
     }
 
     /// Why the library has no GEMM, if it has none.
@@ -403,17 +391,8 @@ impl<'a> KernelContenders<'a> {
 
 /// The library's GEMM, or why it has none with such scales.
 fn library_gemm(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Result<Gemm, String>> {
-    let (numerics, shape) = (alone.numerics(), GemmShape::of(alone));
-    match Gemm::new(gpu.device(), shape, numerics) {
-        Err(why @ (CublasError::Call { .. } | CublasError::NoAlgorithm { .. }))
-            if numerics.scales != Scales::None =>
-        {
-            let version = cublas::version()?;
-            Ok(Err(format!(
-                "cuBLASLt {version} has no GEMM with scales by {}: {why}",
-                numerics.scales
-            )))
-        }
+    match Gemm::new(gpu.device(), GemmShape::of(alone, FIRST), alone.numerics()) {
+        Err(why @ CublasError::Scales { .. }) => Ok(Err(why.to_string())),
         gemm => Ok(Ok(gemm?)),
     }
 }

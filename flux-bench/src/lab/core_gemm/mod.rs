@@ -1,8 +1,7 @@
 //! `flux-bench lab core`: the kernel as a GEMM beside cuBLASLt, on one GPU.
 //!
 //! Invariant: all contenders compute the same operands at one rank's shape, in the same rounds. A
-//! row is verified only if every output was checked: as a whole, or with scales by a sample of its
-//! elements.
+//! row is verified only if every output was checked as a whole.
 //!
 //! | time | what runs |
 //! |---|---|
@@ -116,16 +115,15 @@ fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     let mut measured = contenders.measure(args.samples)?;
     let sm80_kernels = contenders.sm80_kernels()?;
     let verdict = exact.merge(contenders.verify_random()?);
-    let accuracies = contenders.accuracies(&mut measured)?;
+    let errors = contenders.rms_errors(&mut measured)?;
     if !verdict.ok() {
         out::note(&format!("{}: {verdict}", case.problem));
     }
     let mut row = CoreRow::new(case, contenders.plan(), measured, verdict, args.samples);
     row.sm80 = measured.sm80.zip(sm80_kernels).map(|(times, kernels)| row.sm80(times, kernels));
     row.no_gemm = contenders.no_gemm();
-    if let Some([ours, library]) = accuracies {
-        row.rms_err = ours.map(|of| of.rms_err);
-        row.gemm_rms_err = library.map(|of| of.rms_err);
+    if let Some(errors) = errors {
+        [row.rms_err, row.gemm_rms_err] = errors;
     }
     Ok(row)
 }

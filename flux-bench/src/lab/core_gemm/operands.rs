@@ -4,8 +4,8 @@
 //! the kernel. The library has rows of codes alone, and scales where and as it wants them.
 
 use crate::harness::data::Window;
-use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::GemmOperands;
+use crate::harness::gpu::{Gpu, LibraryOperands};
 use crate::harness::scaled::bytes_behind_rows;
 use crate::harness::{FIRST, Fill, Operands};
 use anyhow::ensure;
@@ -31,10 +31,7 @@ struct ScaleBlocks {
     /// None where rows of `x` carry them.
     of_x: Option<DeviceBlock>,
     of_w: DeviceBlock,
-    /// The library's `x`, where the kernel's rows carry more.
-    library_x: Option<DeviceBlock>,
-    /// Of `x` and `w`, as the library lays them out.
-    library: [DeviceBlock; 2],
+    library: LibraryOperands,
 }
 
 impl OperandBlocks {
@@ -46,15 +43,12 @@ impl OperandBlocks {
         let (codes, behind) = (x.cols as usize * operand.bytes(), bytes_behind_rows(alone));
         let x_row_bytes = codes + behind;
         let scale_blocks = || {
-            let window = |Shape { rows, cols }| Window { row0: 0, col0: 0, rows, cols };
-            let operands = Operands::new(*alone, 0, 0, Fill::SmallInts);
-            let [of_x, of_w] = operands.parts([window(x), window(w)], FIRST);
-            let block = |list: Vec<f32>| gpu.alloc(size_of_val(&list[..]));
+            let parts = Operands::new(*alone, 0, 0, Fill::SmallInts).own_parts(FIRST);
+            let [of_x, of_w] = parts.map(|part| part.layout().elements * size_of::<f32>());
             anyhow::Ok(ScaleBlocks {
-                of_x: (behind == 0).then(|| block(of_x.scales())).transpose()?,
-                of_w: block(of_w.scales())?,
-                library_x: (behind > 0).then(|| part(x, operand)).transpose()?,
-                library: [block(of_x.scales_of_cublas())?, block(of_w.scales_of_cublas())?],
+                of_x: (behind == 0).then(|| gpu.alloc(of_x)).transpose()?,
+                of_w: gpu.alloc(of_w)?,
+                library: LibraryOperands::new(gpu, &parts, behind)?,
             })
         };
         Ok(Self {
@@ -80,20 +74,15 @@ impl OperandBlocks {
             gpu.fill(&self.x, x, operands.seed_x, operands.fill, dtype)?;
             return gpu.fill(&self.w, w, operands.seed_w, operands.fill, dtype);
         };
-        let [of_x, of_w] = operands.parts([x, w], source);
-        let upload = |to: &DeviceBlock, list: Vec<f32>| gpu.upload(to, bytemuck::cast_slice(&list));
-        let behind = bytes_behind_rows(&operands.problem);
-        gpu.upload(&self.x, bytemuck::cast_slice(&of_x.codes(behind)))?;
-        if let Some(dense) = &scales.library_x {
-            gpu.upload(dense, bytemuck::cast_slice(&of_x.codes(0)))?;
-        }
-        gpu.upload(&self.w, bytemuck::cast_slice(&of_w.codes(0)))?;
+        let parts = operands.parts([x, w], source);
+        let [of_x, of_w] = &parts;
+        gpu.fill_codes(&self.x, 0, of_x, bytes_behind_rows(&operands.problem))?;
+        gpu.fill_codes(&self.w, 0, of_w, 0)?;
         if let Some(list) = &scales.of_x {
-            upload(list, of_x.scales())?;
+            gpu.fill_scales(list, of_x, of_x.layout())?;
         }
-        upload(&scales.of_w, of_w.scales())?;
-        upload(&scales.library[0], of_x.scales_of_cublas())?;
-        upload(&scales.library[1], of_w.scales_of_cublas())
+        gpu.fill_scales(&scales.of_w, of_w, of_w.layout())?;
+        scales.library.fill(gpu, &parts)
     }
 
     /// What a rank's kernel is told of them.
@@ -136,10 +125,10 @@ impl OperandBlocks {
 
     /// What the library is told of them.
     pub(super) fn of_library(&self) -> GemmOperands {
-        let scales = self.scales.as_ref();
-        let x = scales.and_then(|scales| scales.library_x.as_ref()).unwrap_or(&self.x);
+        let library = self.scales.as_ref().map(|scales| &scales.library);
+        let x = library.and_then(LibraryOperands::codes).unwrap_or(&self.x);
         let [x, w, y] = [x, &self.w, &self.y].map(DeviceBlock::address);
-        let scales = scales.map(|scales| scales.library.each_ref().map(DeviceBlock::address));
+        let scales = library.map(|of| of.scales().each_ref().map(DeviceBlock::address));
         GemmOperands { x, w, y, scales }
     }
 }

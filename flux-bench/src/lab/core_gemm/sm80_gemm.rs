@@ -2,6 +2,7 @@
 //! later GPU, where the library's best kernels use instructions that it does not have.
 
 use super::operands::OperandBlocks;
+use crate::harness::FIRST;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::kernel_names::{is_of_sm80, of_captured};
@@ -24,7 +25,7 @@ pub(super) fn sm80_gemm(
     {
         return Ok(None);
     }
-    let mut gemm = Gemm::new(device, GemmShape::of(alone), alone.numerics())?;
+    let mut gemm = Gemm::new(device, GemmShape::of(alone, FIRST), alone.numerics())?;
     gemm.take_all()?;
     let mut kept = Vec::with_capacity(gemm.candidates());
     for candidate in 0..gemm.candidates() {

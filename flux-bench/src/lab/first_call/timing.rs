@@ -46,7 +46,7 @@ pub(super) fn first_call<T: Element>(
             machine::options(transport, world.local_rank(), 1),
         )?;
         let ctx = RankContext::new(comm)?;
-        let mut set = ctx.operand_set::<T>(problem)?;
+        let mut set = ctx.operand_set::<T, T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         ctx.poison_results(&mut set)?;
         let op = build(problem, ctx.comm(), Overrides::default())?;

@@ -277,6 +277,8 @@ mod tests {
         let times = [
             "bench",
             "bench-fp16",
+            "bench-fp8-row",
+            "bench-fp8-block",
             "bench-swiglu",
             "bench-geglu",
             "bench-silu",

@@ -33,7 +33,7 @@ const FIRST: [Line; 2] = [("doctor", "doctor", always), ("compile", "lab compile
 
 /// The steps behind the tests.
 #[rustfmt::skip]
-const STEPS: [Line; 39] = [
+const STEPS: [Line; 41] = [
     ("soak-threads", "lab soak TP --quick", always),
     ("soak-processes", "lab soak TP --quick --processes", always),
     // 20 seconds.
@@ -104,6 +104,13 @@ const STEPS: [Line; 39] = [
     ("bench-fp16",
      "bench TP --dtype fp16 --shapes llama70b --ms 1024 --samples 10 \
       --json bench-fp16.json", always),
+    // Scales that the serial path gathers, and those that it has to put in order, too.
+    ("bench-fp8-row",
+     "bench TP --dtype fp8 --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar --ms 1024 \
+      --samples 10", always),
+    ("bench-fp8-block",
+     "bench TP --dtype fp8 --scales block --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar \
+      --ms 1024 --samples 10", always),
     // Every part of an epilogue, and rows that the serial path pads.
     ("bench-swiglu",
      "bench TP --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar --ms 1001 --samples 10 \

@@ -178,6 +178,24 @@ impl Comm {
         unsafe { self.handle.collective(kind, (from, to), elements, of, stream) }
     }
 
+    /// Puts a gather of several tensors on `stream`, as one operation: of each so many bytes of
+    /// every rank.
+    ///
+    /// # Safety
+    /// As [`collective`](Self::collective), of all of them.
+    pub unsafe fn gather(
+        &self,
+        tensors: &[((u64, u64), usize)],
+        stream: usize,
+    ) -> Result<(), NcclError> {
+        let group = self.handle.group(stream)?;
+        for &(ends, bytes) in tensors {
+            // SAFETY: the caller's promise.
+            unsafe { group.collective(CollectiveKind::AllGather, ends, bytes, ElementType::U8) }?;
+        }
+        group.end()
+    }
+
     /// What went wrong on the device or the network since, if anything.
     pub fn status(&self) -> Result<(), NcclError> {
         self.handle.is_ready().map(|_| ())

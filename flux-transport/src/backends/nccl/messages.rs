@@ -208,11 +208,7 @@ impl Messages {
     /// Begins a group, whose operations all go at once; the thread adds them and ends it.
     pub(super) fn group(&self, by: Use, stream: usize) -> Result<Group<'_>, NcclError> {
         let of = self.0.iter().find(|(known, _)| *known == by).map(|(_, of)| of);
-        let of = of.ok_or(NcclError::GivenUp)?;
-        let current = of.device.enter()?;
-        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
-        of.library.check("ncclGroupStart", unsafe { (of.library.nccl_group_start)() })?;
-        Ok(Group { of, stream, open: true, _current: current })
+        of.ok_or(NcclError::GivenUp)?.group(stream)
     }
 
     fn into_all(self) -> impl Iterator<Item = Handle> {
@@ -241,6 +237,16 @@ impl GivenUp {
         if let Some(messages) = messages() {
             messages.into_all().for_each(abort_one);
         }
+    }
+}
+
+impl Handle {
+    /// Begins a group on this thread.
+    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
+        let current = self.device.enter()?;
+        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
+        self.library.check("ncclGroupStart", unsafe { (self.library.nccl_group_start)() })?;
+        Ok(Group { of: self, stream, open: true, _current: current })
     }
 }
 
@@ -308,7 +314,7 @@ impl Group<'_> {
     }
 
     fn close(&self) -> Result<(), NcclError> {
-        // SAFETY: ends the group that `Messages::group` began on this thread: the guard of the
+        // SAFETY: ends the group that `Handle::group` began on this thread: the guard of the
         // context keeps `self` on it.
         self.of.library.accepted("ncclGroupEnd", unsafe { (self.of.library.nccl_group_end)() })
     }

@@ -6,8 +6,9 @@
 //! Operands of 8 bits have the scales of their numerics: one of each, of each row, or of 1 x 128 of
 //! `x` with 128 x 128 of `w`. Sums leave the tensor cores unless the numerics say otherwise.
 
+use super::available;
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
-use flux_core::{DType, Numerics, Problem, Scales};
+use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use flux_cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -82,9 +83,9 @@ pub struct GemmShape {
 }
 
 impl GemmShape {
-    /// Of a problem of one rank.
-    pub(crate) const fn of(alone: &Problem) -> Self {
-        Self { m: alone.m(), n: alone.n(), k: alone.k() }
+    /// Of a rank's part of a problem, with all rows.
+    pub(crate) const fn of(problem: &Problem, rank: Rank) -> Self {
+        Self { m: problem.m(), n: problem.n_local(rank), k: problem.k_local(rank) }
     }
 }
 
@@ -119,8 +120,26 @@ impl Gemm {
     /// Prepares the GEMM and asks the heuristic for its candidates; the first is chosen.
     ///
     /// # Errors
-    /// No cuBLASLt, no algorithm for the shape, or a refusal.
+    /// No cuBLASLt, no algorithm for the shape, [`CublasError::Scales`] where it has none with such
+    /// scales, or a refusal.
     pub fn new(
+        device: &CudaDevice,
+        shape: GemmShape,
+        numerics: Numerics,
+    ) -> Result<Self, CublasError> {
+        let scales = numerics.scales;
+        Self::prepared(device, shape, numerics).map_err(|why| match why {
+            CublasError::Call { .. } | CublasError::NoAlgorithm { .. }
+                if scales != Scales::None =>
+            {
+                let version = available().map_or(0, |(_, version)| version);
+                CublasError::Scales { scales, version, why: Box::new(why) }
+            }
+            why => why,
+        })
+    }
+
+    fn prepared(
         device: &CudaDevice,
         shape: GemmShape,
         numerics: Numerics,

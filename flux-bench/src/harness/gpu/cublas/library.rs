@@ -3,6 +3,7 @@
 //! Invariant: a [`Library`] has every entry point and stays loaded. Results are plain integers, as
 //! a newer library may return unknown codes.
 
+use flux_core::Scales;
 use flux_cuda::library::{self, Search};
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -27,8 +28,20 @@ pub enum CublasError {
     /// The heuristic knows no algorithm for the shape.
     #[error("cuBLASLt has no algorithm for m={m} n={n} k={k}")]
     NoAlgorithm { m: u32, n: u32, k: u32 },
+    /// The library or the device knows no scales of this form.
+    #[error(
+        "cuBLASLt {} has no GEMM with scales by {scales}: {why}; scales of rows and blocks need \
+         cuBLAS 12.9 or later and a GPU of compute capability 9.0",
+        worded(*version)
+    )]
+    Scales { scales: Scales, version: usize, why: Box<CublasError> },
     #[error(transparent)]
     Device(#[from] flux_cuda::CudaError),
+}
+
+/// A version of the library, as in `13.1.0`.
+pub(super) fn worded(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// `cublasLtMatmulAlgo_t`: opaque, copied freely.

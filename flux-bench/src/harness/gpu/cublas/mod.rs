@@ -11,9 +11,7 @@ use std::path::PathBuf;
 
 /// The library's version, as in `13.1.0`.
 pub(crate) fn version() -> Result<String, CublasError> {
-    available().map(|(_, version)| {
-        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
-    })
+    available().map(|(_, version)| library::worded(version))
 }
 
 /// The cuBLASLt of this process: its file, and its version as `10000 * major + 100 * minor +
