@@ -64,6 +64,22 @@ def test_a_record_is_shown_as_tables(record):
         assert shown.endswith("Elementwise work that flux fuses counts as hidden, too.\n"), shown
 
 
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+def test_layers_in_8_bits_are_compared_with_those_in_bf16(scales, tmp_path):
+    path, modes = tmp_path / "fp8-layers.json", ["none", "ar", "sp", "flux", "flux_bf16"]
+    few = ["--ms", "16", "--layers", "2", "--samples", "1", "--modes", ",".join(modes), "--transport", "host", "--tp", "2", "--json", str(path)]
+    bench("layers", "--dtype", "fp8", "--scales", scales, *few)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["phase"] for row in rows] == ["prefill", "decode"]
+    for row in rows:
+        assert row["verified"] and set(row["ms"]) == set(modes) and row["dtype"] == f"e4m3.{scales}:bf16", row
+        error = row["error"]
+        assert error["none"] > 3 * row["largest_error"], row
+        # 8 bits show, and bf16 beside them is bf16.
+        assert min(error[mode] for mode in ("ar", "sp", "flux")) > 4 * error["flux_bf16"] > 0, row
+    assert f"tiny, prefill, e4m3.{scales}:bf16, TP 2, ms a layer" in bench("show", str(path))
+
+
 def test_nothing_is_verified_without_a_bound_and_a_mode():
     from flux_tp.bench.layers import verified
 
@@ -175,3 +191,10 @@ def test_records_of_flux_bench_are_told_from_ones_own():
 def test_unknown_words_are_refused():
     ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", "layers", "--modes", "magic"], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2 and "'magic' is none of none, ar," in ended.stderr
+    for words, why in (
+        (["--scales", "row"], "--scales with --dtype bf16: it is for --dtype fp8"),
+        (["--modes", "flux_bf16"], "flux_bf16 with --dtype bf16"),
+        (["--dtype", "fp8", "--phases", "train"], "train with --dtype fp8: 8-bit operands have no gradients"),
+    ):
+        ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", "layers", *words], capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode == 2 and why in ended.stderr, ended.stderr

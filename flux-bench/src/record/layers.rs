@@ -67,7 +67,7 @@ const fn yes() -> bool {
 }
 
 /// Modes in the order in which they are shown, and what they are called.
-const MODES: [(&str, &str); 12] = [
+const MODES: [(&str, &str); 13] = [
     ("none", "no collectives"),
     ("ar", "NCCL AllReduce"),
     ("one_shot", "one-shot AR"),
@@ -80,6 +80,7 @@ const MODES: [(&str, &str); 12] = [
     ("flux_ar", "flux, AR"),
     ("flux_sp", "flux, AG and RS"),
     ("flux_kept", "flux, kept x"),
+    ("flux_bf16", "flux in bf16"),
 ];
 
 impl LayersReport {

@@ -230,7 +230,7 @@ def matmul_reduce_scatter(
         sequence_dim: the dimension of ``x``, ``residual`` and the result that is split over the ranks, as in
             :func:`all_gather_matmul`: 1 of a batch-first ``[b, s, k_r]``, whose result is ``[b, s_r, n]``.
         scale_a, scale_b, out_dtype: as in :func:`all_gather_matmul`, of this rank's part: ``[m, 1]`` and ``[1, n]``, or
-            ``[m, k_r/128]`` and ``[n/128, k_r/128]``. ``scale_a`` may lie anywhere.
+            ``[m, k_r/128]`` and ``[n/128, k_r/128]``. ``scale_a`` is not copied where the scales of a row lie together.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair

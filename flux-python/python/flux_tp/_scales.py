@@ -58,7 +58,8 @@ def scaled(
     elif op == "all_gather_matmul":
         operands, x = {}, with_scales(x, scale_a, form)
     else:
-        operands = {"scale_x": scale_a.contiguous()}
+        rows_lie = scale_a.shape[1] == 1 or scale_a.stride(1) == 1
+        operands = {"scale_x": scale_a if rows_lie else scale_a.contiguous()}
     operands["scale_w"] = [scale.reshape(1, 1) if form == "tensor" else scale.contiguous() for scale in scale_b]
     return x, operands, {"scales": FORMS[form], "out_dtype": output_dtype(out_dtype)}
 

@@ -12,6 +12,8 @@ from .models import MODELS
 from .options import ENGINES, PHASES, Options
 
 _MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
+_OF_DTYPES = {"bf16": (list(PHASES), _MODES.split(",")), "fp8": (["prefill", "decode"], f"{_MODES},flux_bf16".split(","))}
+"""Phases and modes that are measured unless others are named."""
 GRACE = 180.0
 """Seconds past the time limit after which the ranks are given up."""
 
@@ -43,9 +45,11 @@ def _arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     layers = commands.add_parser("layers", help="time whole layers")
     phases = list(PHASES)
-    layers.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
-    modes = [*_MODES.split(","), "flux_ar", "flux_sp", "flux_kept"]
-    layers.add_argument("--modes", type=_words(modes), default=_MODES.split(","), help=f"of {', '.join(modes)}")
+    layers.add_argument("--phases", type=_words(phases), help=f"of {', '.join(phases)}; fp8 has no train")
+    modes = [*_MODES.split(","), "flux_bf16", "flux_ar", "flux_sp", "flux_kept"]
+    layers.add_argument("--modes", type=_words(modes), help=f"of {', '.join(modes)}; flux_bf16 beside fp8 alone")
+    layers.add_argument("--dtype", choices=_OF_DTYPES, default="bf16", help="of the linear layers' operands (bf16)")
+    layers.add_argument("--scales", choices=["tensor", "row", "block"], help="of fp8 operands (row)")
     training = commands.add_parser("megatron", help="train a GPT of Megatron-Core with its linear layers and with flux_tp's")
     training.set_defaults(phases=["train"], modes=[])
     models = list(MODELS)
@@ -70,7 +74,25 @@ def _arguments() -> argparse.Namespace:
     show = commands.add_parser("show", help="print records as tables")
     show.add_argument("--summary", action="store_true", help="one table: the bound, the base and flux")
     show.add_argument("files", type=Path, nargs="+")
-    return parser.parse_args()
+    found = parser.parse_args()
+    if found.command == "layers":
+        _complete(found, layers)
+    return found
+
+
+def _complete(found: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuses words that do not go together, and sets those that are missing."""
+    phases, modes = _OF_DTYPES[found.dtype]
+    found.phases, found.modes = found.phases or phases, found.modes or modes
+    if found.dtype == "bf16":
+        for word, given in (("--scales", found.scales), ("flux_bf16", "flux_bf16" in found.modes)):
+            if given:
+                parser.error(f"{word} with --dtype bf16: it is for --dtype fp8")
+        return
+    for word, given in (("train", found.phases), ("flux_kept", found.modes)):
+        if word in given:
+            parser.error(f"{word} with --dtype fp8: 8-bit operands have no gradients")
+    found.scales = found.scales or "row"
 
 
 def _variables(transport: str) -> dict[str, str]:
@@ -89,7 +111,8 @@ def _gpus(transport: str) -> int:
 
 def _options(a: argparse.Namespace) -> Options:
     models = a.models or ([model for model in MODELS if model != "tiny"] if _gpus(a.transport) else ["tiny"])
-    return Options(models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit)
+    scales = getattr(a, "scales", None)
+    return Options(models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit, scales)
 
 
 def _start(arguments: argparse.Namespace) -> int:

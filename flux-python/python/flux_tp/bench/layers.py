@@ -16,9 +16,10 @@ import torch
 
 from .attention import KV_LENGTH, SEQUENCE, causal, decoding
 from .clock import Clock, captured
+from .eight import eight_bits, with_scales_of_inputs
 from .memory import free_on_host, least_bytes, refusal
 from .models import MODELS
-from .modes import MODES, AllReduce, Mode
+from .modes import MODES, AllReduce, Calibrating, Dequantised, Mode
 from .options import GRACE, Options
 from .ranks import Ranks
 from .record import Record
@@ -51,18 +52,19 @@ def run(options: Options) -> None:
         _say(ranks, f"{name}: random weights of {options.layers} layers")
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
+        narrow = [eight_bits(layer, options.scales) for layer in layers] if options.scales else None
         for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
             if ranks.past(options.time_limit):
                 if record:
                     print(f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} m = {m}")
                 return ranks.close()
-            row = _row(ranks, options, name, layers, phase, m)
+            row = _row(ranks, options, name, layers, narrow, phase, m)
             if record:
                 record.add(row)
                 print(line(row), flush=True)
             if ranks.device.type == "cuda":
                 torch.cuda.empty_cache()
-        del layers
+        del layers, narrow
     ranks.close()
     faulthandler.cancel_dump_traceback_later()
 
@@ -80,23 +82,29 @@ def _say(ranks: Ranks, step: str) -> None:
         print(step, file=sys.stderr, flush=True)
 
 
-def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: str, m: int) -> dict[str, Any]:
-    model, row = MODELS[name], f"{name} {phase} m = {m}"
-    held = least_bytes(model, ranks.world, len(layers), phase, m)
+def _row(
+    ranks: Ranks, options: Options, name: str, layers: list[Layer], narrow: list[Layer] | None, phase: str, m: int
+) -> dict[str, Any]:
+    """``narrow``: the layers in 8 bits, if these are measured."""
+    model, form, row = MODELS[name], options.scales, f"{name} {phase} m = {m}"
+    held = least_bytes(model, ranks.world, len(layers), phase, m, form)
     _say(ranks, f"{row}: reference in fp32, {held / 1e9:.1f} GB or more a rank")
     inputs = Inputs(model, m, phase == "train", ranks)
     if phase == "decode":
         attend = decoding(model, ranks.world, m, len(layers), ranks.device)
     else:
         attend = causal(model, ranks.world, m)
-    exact = reference(model, layers, inputs, ranks, attend)
+    wide = Calibrating(ranks, m, model) if form == "tensor" else AllReduce(ranks, m, model)
+    exact = reference(layers, inputs, wide, attend)
+    if form == "tensor":
+        narrow = with_scales_of_inputs(narrow, wide.largest, ranks)
     if ranks.device.type == "cuda":
         # What the fp32 pass leaves in torch's cache NCCL, symmetric memory and flux_tp cannot use.
         torch.cuda.empty_cache()
 
-    def prepared(kind: type[Mode]) -> tuple[Mode, Step]:
-        mode = kind(ranks, m, model.hidden)
-        return mode, step(model, layers, inputs, mode, attend)
+    def prepared(kind: type[Mode], form: str | None = form) -> tuple[Mode, Step]:
+        mode = kind(ranks, m, model, form)
+        return mode, step(narrow if form else layers, inputs, mode, attend)
 
     def error_of(mode: Mode, call: Callable[[], Any]) -> float:
         return ranks.largest([worst_row(call(), exact, mode, inputs.own)])[0]
@@ -107,11 +115,11 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
     eager: dict[str, str] = {}
     for label in options.modes:
         _say(ranks, f"{row}: first passes of {label}")
-        kind = MODES[label](phase)
-        reason = kind.why_not(ranks, m, phase)
+        kind, of_mode = MODES[label](phase), None if label == "flux_bf16" else form
+        reason = kind.why_not(ranks, m, phase, of_mode)
         if reason is None:
             made: list[tuple[Mode, Step]] = []
-            reason = _attempt(ranks, lambda: (made.append(prepared(kind)), made[0][1](), made[0][1]()))
+            reason = _attempt(ranks, lambda: (made.append(prepared(kind, of_mode)), made[0][1](), made[0][1]()))
         if reason is not None:
             why[label] = reason
             continue
@@ -123,7 +131,7 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
                 calls[label] = graphs[0]
             else:
                 eager[label] = reason
-    bound = TOLERANCE * error_of(*prepared(AllReduce))
+    bound = TOLERANCE * error_of(*prepared(Dequantised if form else AllReduce))
     _say(ranks, f"{row}: {options.samples} rounds of {', '.join(calls)}")
     times = Clock(ranks, options.samples).rounds(calls) if calls else {}
     # After the timing, so that what replays and repetition spoil is seen.
@@ -133,6 +141,7 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
         "model": name,
         "phase": phase,
         "m": m,
+        **({"dtype": f"e4m3.{form}:bf16"} if form else {}),
         "tp": ranks.world,
         "transport": ranks.comm.transport,
         "layers": len(layers),

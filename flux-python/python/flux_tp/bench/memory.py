@@ -14,8 +14,8 @@ from .options import Options
 __all__ = ["free_on_host", "least_bytes", "refusal"]
 
 
-def least_bytes(model: Model, world: int, layers: int, phase: str, m: int) -> int:
-    """Bytes of a rank: bf16 weights, fp32 copies for the reference, gradients, rows in fp32, and KV caches."""
+def least_bytes(model: Model, world: int, layers: int, phase: str, m: int, form: str | None = None) -> int:
+    """Bytes of a rank: weights in bf16 and 8 bits, fp32 copies for the reference, gradients, rows in fp32, and KV caches."""
     qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
     up = model.inner * (2 if model.gated else 1)
     weights = model.hidden * (qkv + model.heads * model.head_dim + up + model.inner) // world
@@ -25,7 +25,7 @@ def least_bytes(model: Model, world: int, layers: int, phase: str, m: int) -> in
         return layers * (weights * (2 + 4 + 4) + 4 * rows)
     rows = m * (2 * model.hidden + max(qkv, up) // world)
     # One layer at a time is copied.
-    held = 2 * layers * weights + 4 * weights + 4 * rows
+    held = (3 if form else 2) * layers * weights + 4 * weights + 4 * rows
     if phase == "decode":
         cache = 4 * m * (model.kv_heads // world) * KV_LENGTH * model.head_dim
         held += min(layers, max(1, CACHE_BYTES // max(cache, 1))) * cache
@@ -35,8 +35,9 @@ def least_bytes(model: Model, world: int, layers: int, phase: str, m: int) -> in
 def refusal(options: Options, world: int, free: int, sharing: int) -> str | None:
     """Why the run cannot fit into ``free`` bytes that so many ranks share, or ``None``."""
     rows = [(name, phase, m) for name in options.models for phase in options.phases for m in options.rows(phase)]
-    name, phase, m = max(rows, key=lambda row: least_bytes(MODELS[row[0]], world, options.layers, *row[1:]))
-    needed = least_bytes(MODELS[name], world, options.layers, phase, m)
+    of_row = lambda row: least_bytes(MODELS[row[0]], world, options.layers, *row[1:], options.scales)
+    name, phase, m = max(rows, key=of_row)
+    needed = of_row((name, phase, m))
     if needed * sharing <= free:
         return None
     ranks = f"each of the {sharing} ranks" if sharing > 1 else "a rank"

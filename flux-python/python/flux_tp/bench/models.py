@@ -25,5 +25,5 @@ MODELS = {
     "gpt3": Model("GPT-3 175B", 12288, 96, 96, 128, 49152, False),
     "llama3-70b": Model("Llama-3 70B", 8192, 64, 8, 128, 28672, True),
     "qwen3-32b": Model("Qwen3-32B", 5120, 64, 8, 128, 25600, True),
-    "tiny": Model("tiny", 64, 8, 4, 16, 128, True),
+    "tiny": Model("tiny", 256, 8, 4, 32, 512, True),
 }

@@ -1,7 +1,8 @@
 """How the two kinds of linear layers of a tensor-parallel layer are computed: flux, and the alternatives to it.
 
-``x`` is ``[rows, in]`` and a weight ``[out, in]``. A mode is *sharded* where the rows between two layers are
-split over the ranks: a column-parallel layer gathers them, a row-parallel one scatters its sums.
+``x`` is ``[rows, in]`` and a weight ``[out, in]``, both of bf16, or of 8 bits with scales (:mod:`.eight`). A mode is
+*sharded* where the rows between two layers are split over the ranks: a column-parallel layer gathers them, a
+row-parallel one scatters its sums.
 """
 
 from __future__ import annotations
@@ -15,12 +16,28 @@ from torch import Tensor
 
 import flux_tp
 
+from .. import quantize_rows
 from .._autograd import CopiedInputLinear
+from . import eight
+from .eight import Rows, Weight, quantized
 from .models import Model
 from .ranks import Ranks
 from .weights import EPS, activate, norm
 
-__all__ = ["MODES", "AllReduce", "Mode"]
+__all__ = ["MODES", "AllReduce", "Calibrating", "Dequantised", "Mode"]
+
+
+def _product(x: Tensor | Rows, weight: Tensor | Weight, out: Tensor | None = None) -> Tensor:
+    if isinstance(weight, Weight):
+        return eight.product(x, weight, out)
+    return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
+
+
+def _operands(x: Tensor | Rows, weight: Tensor | Weight) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
+    """What an op of flux_tp takes."""
+    if isinstance(weight, Weight):
+        return (x.codes, weight.codes), {"scale_a": x.scale, "scale_b": weight.scale}
+    return (x, weight), {}
 
 
 class _Linear(torch.autograd.Function):
@@ -38,38 +55,56 @@ class _Linear(torch.autograd.Function):
 
 
 class Mode:
-    """One way, for ``m`` rows of ``hidden`` features. Methods ``*_backward`` return the gradients of ``x`` and ``weight``."""
+    """One way, for ``m`` rows of a model. Methods ``*_backward`` return the gradients of ``x`` and ``weight``.
+
+    ``form``: that of the scales of 8-bit operands; ``None`` for bf16.
+    """
 
     sharded = False
 
-    def __init__(self, ranks: Ranks, m: int, hidden: int) -> None:
-        self.ranks, self.m, self.hidden = ranks, m, hidden
+    def __init__(self, ranks: Ranks, m: int, model: Model, form: str | None = None) -> None:
+        self.ranks, self.m, self.model, self.form = ranks, m, model, form
+        self.gain = torch.ones(model.hidden, dtype=torch.bfloat16, device=ranks.device)
 
     @staticmethod
-    def why_not(ranks: Ranks, m: int, phase: str) -> str | None:
+    def why_not(ranks: Ranks, m: int, phase: str, form: str | None) -> str | None:
         """Why the mode cannot be measured, or ``None``."""
         return None
 
-    def column(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._linear(x, weight, self.column_forward, self.column_backward)
+    def normed(self, x: Tensor) -> Tensor:
+        """The norm before a column-parallel layer. With 8 bits it is part of what quantises the layer's input."""
+        return norm(self.model, x) if self.form is None else x
 
-    def mlp_column(self, model: Model, x: Tensor, weight: Tensor) -> Tensor:
+    def column_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
+        if self.form is None:
+            return x
+        if self.model.gated:
+            return quantized(self.ranks.comm, x, weight, (self.gain, EPS))
+        return quantized(self.ranks.comm, norm(self.model, x), weight)
+
+    def row_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
+        return x if self.form is None else quantized(self.ranks.comm, x, weight)
+
+    def column(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
+        return self._linear(self.column_input(x, weight), weight, self.column_forward, self.column_backward)
+
+    def mlp_column(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
         """The column-parallel layer of the MLP, and its activation."""
-        return activate(model, self.column(x, weight))
+        return activate(self.model, self.column(x, weight))
 
-    def row(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._linear(x, weight, self.row_forward, self.row_backward)
+    def row(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
+        return self._linear(self.row_input(x, weight), weight, self.row_forward, self.row_backward)
 
-    def row_residual(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    def row_residual(self, x: Tensor, weight: Tensor | Weight, residual: Tensor) -> Tensor:
         """A row-parallel layer, added to the residual stream."""
         return residual + self.row(x, weight)
 
-    def block_end(self, model: Model, x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def block_end(self, x: Tensor, weight: Tensor | Weight, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the norm of the next column-parallel layer."""
         y = self.row_residual(x, weight, residual)
-        return y, norm(model, y)
+        return y, self.normed(y)
 
-    def _linear(self, x: Tensor, weight: Tensor, forward: Callable, backward: Callable) -> Tensor:
+    def _linear(self, x: Tensor | Rows, weight: Tensor | Weight, forward: Callable, backward: Callable) -> Tensor:
         return _Linear.apply(x, weight, forward, backward) if torch.is_grad_enabled() else forward(x, weight)
 
 
@@ -77,10 +112,10 @@ class AllReduce(Mode):
     """NCCL's AllReduce after a row-parallel layer: what serving engines do."""
 
     def column_forward(self, x, weight):
-        return F.linear(x, weight)
+        return _product(x, weight)
 
     def row_forward(self, x, weight):
-        y = F.linear(x, weight)
+        y = _product(x, weight)
         dist.all_reduce(y)
         return y
 
@@ -95,16 +130,43 @@ class AllReduce(Mode):
         return dy @ weight, dy.t() @ x
 
 
+class Calibrating(AllReduce):
+    """The same in fp32, which also finds the largest magnitude of each layer's input on this rank."""
+
+    def __init__(self, ranks, m, model):
+        super().__init__(ranks, m, model)
+        self.largest: list[float] = []
+
+    def column_forward(self, x, weight):
+        self.largest.append(x.abs().max().item())
+        return super().column_forward(x, weight)
+
+    def row_forward(self, x, weight):
+        self.largest.append(x.abs().max().item())
+        return super().row_forward(x, weight)
+
+
+class Dequantised(AllReduce):
+    """The AllReduce of products in fp32 of what 8-bit operands hold, rounded to bf16."""
+
+    def column_forward(self, x, weight):
+        return F.linear(x.wide(), weight.wide()).to(torch.bfloat16)
+
+    def row_forward(self, x, weight):
+        y = self.column_forward(x, weight)
+        dist.all_reduce(y)
+        return y
+
+
 class OneShot(AllReduce):
     """The AllReduce in one exchange over PyTorch's symmetric memory."""
 
     @staticmethod
-    def why_not(ranks, m, phase):
+    def why_not(ranks, m, phase, form):
         return "it has no gradient" if phase == "train" else ranks.why_no_symmetric_memory()
 
     def row_forward(self, x, weight):
-        y = self.ranks.symmetric(self.m, self.hidden)
-        torch.mm(x, weight.t(), out=y)
+        y = _product(x, weight, self.ranks.symmetric(self.m, self.model.hidden))
         return torch.ops.symm_mem.one_shot_all_reduce(y, "sum", self.ranks.group)
 
 
@@ -112,8 +174,7 @@ class TwoShot(OneShot):
     """The AllReduce in two exchanges over PyTorch's symmetric memory."""
 
     def row_forward(self, x, weight):
-        y = self.ranks.symmetric(self.m, self.hidden)
-        torch.mm(x, weight.t(), out=y)
+        y = _product(x, weight, self.ranks.symmetric(self.m, self.model.hidden))
         return torch.ops.symm_mem.two_shot_all_reduce_(y, "sum", self.ranks.group)
 
 
@@ -127,7 +188,7 @@ class SequenceParallel(Mode):
     sharded = True
 
     @staticmethod
-    def why_not(ranks, m, phase):
+    def why_not(ranks, m, phase, form):
         return f"m = {m} is not a multiple of {ranks.world}" if m % ranks.world else None
 
     def gather(self, x: Tensor, async_op: bool = False):
@@ -139,10 +200,12 @@ class SequenceParallel(Mode):
         return own, dist.reduce_scatter_tensor(own, y, async_op=async_op)
 
     def column_forward(self, x, weight):
-        return F.linear(self.gather(x)[0], weight)
+        # Scales lie behind their rows, so that one collective gathers both.
+        full = x.gathered(self.gather(x.carried())[0]) if isinstance(x, Rows) else self.gather(x)[0]
+        return _product(full, weight)
 
     def row_forward(self, x, weight):
-        return self.scatter(F.linear(x, weight))[0]
+        return self.scatter(_product(x, weight))[0]
 
     def column_backward(self, x, weight, dy):
         full, gathered = self.gather(x, async_op=True)
@@ -162,8 +225,10 @@ class AsyncTp(SequenceParallel):
     """The fused ops of PyTorch's symmetric memory; a column-parallel layer's ``x`` is gathered by NCCL beside its dgrad."""
 
     @staticmethod
-    def why_not(ranks, m, phase):
-        return SequenceParallel.why_not(ranks, m, phase) or ranks.why_no_symmetric_memory()
+    def why_not(ranks, m, phase, form):
+        if form == "block":
+            return "the fused ops have no scales of blocks"
+        return SequenceParallel.why_not(ranks, m, phase, form) or ranks.why_no_symmetric_memory()
 
     def fused_gather(self, x: Tensor, weight: Tensor, gathered: bool):
         return torch.ops.symm_mem.fused_all_gather_matmul(x, [weight], gather_dim=0, group_name=self.ranks.group, return_A=gathered)
@@ -172,10 +237,19 @@ class AsyncTp(SequenceParallel):
         return torch.ops.symm_mem.fused_matmul_reduce_scatter(x, weight, "sum", scatter_dim=0, group_name=self.ranks.group)
 
     def column_forward(self, x, weight):
-        return self.fused_gather(x, weight.t(), False)[1][0]
+        if not isinstance(weight, Weight):
+            return self.fused_gather(x, weight.t(), False)[1][0]
+        rows, weights = (x.codes, [weight.codes.t()]), (x.scale.contiguous(), [weight.scale])
+        options = [None], [None], [torch.bfloat16], [False]
+        return torch.ops.symm_mem.fused_all_gather_scaled_matmul(*rows, *weights, 0, self.ranks.group, *options)[1][0]
 
     def row_forward(self, x, weight):
-        return self.fused_scatter(x, weight.t())
+        if not isinstance(weight, Weight):
+            return self.fused_scatter(x, weight.t())
+        given, whole = (x.codes, weight.codes.t(), x.scale.contiguous(), weight.scale), [self.m, weight.codes.shape[0]]
+        return torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
+            *given, "sum", 0, 0, self.ranks.group, whole, out_dtype=torch.bfloat16
+        )
 
     def column_backward(self, x, weight, dy):
         full, gathered = self.gather(x, async_op=True)
@@ -192,7 +266,7 @@ class NoCollectives(AllReduce):
     """The same GEMMs without any exchange: wrong results in the least time. The bound of the unsharded layout."""
 
     def row_forward(self, x, weight):
-        return F.linear(x, weight)
+        return _product(x, weight)
 
     def column_backward(self, x, weight, dy):
         return dy @ weight, dy.t() @ x
@@ -203,16 +277,19 @@ class NoCollectivesSharded(Mode):
 
     sharded = True
 
-    def __init__(self, ranks, m, hidden):
-        super().__init__(ranks, m, hidden)
-        self.full = torch.empty(m, hidden, dtype=torch.bfloat16, device=ranks.device).normal_()
+    def __init__(self, ranks, m, model, form=None):
+        super().__init__(ranks, m, model, form)
+        self.full = torch.empty(m, model.hidden, dtype=torch.bfloat16, device=ranks.device).normal_()
+        if form is not None:
+            scales = torch.full((1,), 2.0**-6, device=ranks.device) if form == "tensor" else form
+            self.full = Rows(*quantize_rows(self.full, scales, group=ranks.comm), form)
         self.own = ranks.own(m)
 
     def column_forward(self, x, weight):
-        return F.linear(self.full, weight)
+        return _product(self.full, weight)
 
     def row_forward(self, x, weight):
-        return F.linear(x, weight)[self.own]
+        return _product(x, weight)[self.own]
 
     def column_backward(self, x, weight, dy):
         return (dy @ weight)[self.own], dy.t() @ self.full
@@ -222,20 +299,17 @@ class NoCollectivesSharded(Mode):
 
 
 class Flux(Mode):
-    """flux_tp: the row-parallel op adds the residual. In inference it also normalises, where the model has RMSNorms."""
+    """flux_tp: the row-parallel op adds the residual. In inference it also normalises, where the model has RMSNorms and bf16."""
 
     op = staticmethod(flux_tp.matmul_reduce_scatter)
 
-    def __init__(self, ranks, m, hidden):
-        super().__init__(ranks, m, hidden)
-        self.gain = torch.ones(hidden, dtype=torch.bfloat16, device=ranks.device)
-
     def row_residual(self, x, weight, residual):
-        return self.op(x, weight, residual=residual, group=self.ranks.comm)
+        operands, scales = _operands(self.row_input(x, weight), weight)
+        return self.op(*operands, residual=residual, group=self.ranks.comm, **scales)
 
-    def block_end(self, model, x, weight, residual):
-        if torch.is_grad_enabled() or not model.gated:
-            return super().block_end(model, x, weight, residual)
+    def block_end(self, x, weight, residual):
+        if torch.is_grad_enabled() or not self.model.gated or self.form is not None:
+            return super().block_end(x, weight, residual)
         return self.op(x, weight, residual=residual, norm=(self.gain, EPS), group=self.ranks.comm)
 
 
@@ -246,7 +320,7 @@ class FluxAllReduce(Flux):
 
     def column(self, x, weight):
         if not torch.is_grad_enabled():
-            return F.linear(x, weight)
+            return _product(self.column_input(x, weight), weight)
         return CopiedInputLinear.apply(x, weight, None, weight.shape[0] * self.ranks.world, self.ranks.comm)
 
 
@@ -258,21 +332,21 @@ class FluxSharded(Flux):
 
     sharded = True
 
-    def column(self, x, weight):
-        return flux_tp.all_gather_matmul(x, weight, group=self.ranks.comm, m=self.m)
+    def column(self, x, weight, activation=None):
+        operands, scales = _operands(self.column_input(x, weight), weight)
+        return flux_tp.all_gather_matmul(*operands, activation=activation, group=self.ranks.comm, m=self.m, **scales)
 
-    def mlp_column(self, model, x, weight):
+    def mlp_column(self, x, weight):
         if torch.is_grad_enabled():
-            return super().mlp_column(model, x, weight)
-        activation = "swiglu" if model.gated else "gelu"
-        return flux_tp.all_gather_matmul(x, weight, activation=activation, group=self.ranks.comm, m=self.m)
+            return super().mlp_column(x, weight)
+        return self.column(x, weight, "swiglu" if self.model.gated else "gelu")
 
 
 class FluxKept(FluxSharded):
     """The same in training, where column-parallel layers keep the gathered ``x`` for the backward pass."""
 
     @staticmethod
-    def why_not(ranks, m, phase):
+    def why_not(ranks, m, phase, form):
         return None if phase == "train" else "it differs from flux in training alone"
 
     def column(self, x, weight):
@@ -288,6 +362,8 @@ MODES: dict[str, Callable[[str], type[Mode]]] = {
     "sp": lambda phase: SequenceParallel,
     "async_tp": lambda phase: AsyncTp,
     "flux": lambda phase: FluxAllReduce if phase == "decode" else FluxSharded,
+    # In bf16, beside the others in 8 bits.
+    "flux_bf16": lambda phase: FluxAllReduce if phase == "decode" else FluxSharded,
     # Not measured unless asked for: the two layouts, and the backward pass that gathers nothing.
     "flux_ar": lambda phase: FluxAllReduce,
     "flux_sp": lambda phase: FluxSharded,

@@ -33,6 +33,8 @@ class Options:
     samples: int
     json: Path | None
     time_limit: float
+    scales: str | None = None
+    """Their form with 8-bit operands; ``None`` for bf16."""
 
     def rows(self, phase: str) -> Sequence[int]:
         """The numbers of rows of a phase."""

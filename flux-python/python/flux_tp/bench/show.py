@@ -23,6 +23,7 @@ TITLES = {
     "flux_ar": "flux, AR",
     "flux_sp": "flux, AG and RS",
     "flux_kept": "flux, gathered x kept",
+    "flux_bf16": "flux, bf16",
 }
 BASES = {"prefill": "ar", "decode": "ar", "train": "sp"}
 """What each phase is compared with."""
@@ -50,6 +51,10 @@ def _number(value: float | None, digits: int, end: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{end}"
 
 
+def _of_dtype(row: dict[str, Any]) -> str:
+    return f", {row['dtype']}" if "dtype" in row else ""
+
+
 def line(row: dict[str, Any]) -> str:
     """A row as one line."""
     if row["phase"] == "megatron":
@@ -61,7 +66,7 @@ def line(row: dict[str, Any]) -> str:
         times = "  ".join(f"{mode} {ms:.1f}" for mode, ms in row["ms"].items())
         return f"{row['model']} {row['case']} batch={row['batch']} tp={row['tp']}: {times} ms"
     times = "  ".join(f"{mode} {ms:.3f}" for mode, ms in row["ms"].items())
-    words = f"{row['model']} {row['phase']} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
+    words = f"{row['model']} {row['phase']}{_of_dtype(row)} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
     words += "" if row["verified"] else f"  NOT VERIFIED {row['error']}, {row['largest_error']:.1e} at most"
     for name, reasons in (("not run", row["why"]), ("without graph", row["eager"])):
         words += "".join(f"\n    {mode} {name}: {reason}" for mode, reason in reasons.items())
@@ -98,7 +103,7 @@ def _full(record: dict[str, Any]) -> Iterable[str]:
         groups.setdefault((row["phase"], row["model"]), []).append(row)
     for (phase, model), rows in groups.items():
         modes = [mode for mode in TITLES if any(mode in row["ms"] for row in rows)]
-        yield f"\n{MODELS[model].title}, {phase}, TP {rows[0]['tp']}, ms a layer\n"
+        yield f"\n{MODELS[model].title}, {phase}{_of_dtype(rows[0])}, TP {rows[0]['tp']}, ms a layer\n"
         head = ["m", *(TITLES[mode] for mode in modes), f"over {TITLES[BASES[phase]]}", "over the best other", "share hidden"]
 
         def time(row: dict[str, Any], mode: str) -> str:
@@ -120,7 +125,7 @@ def _summary(record: dict[str, Any]) -> Iterable[str]:
         base = BASES[row["phase"]]
         times = [_number(row["ms"].get(mode), 3) for mode in ("none", base, "flux")]
         times[1] = f"{TITLES[base]} {times[1]}"
-        return [MODELS[row["model"]].title, row["phase"], str(row["tp"]), _rows_label(row), *times, *_gains(row)]
+        return [MODELS[row["model"]].title, f"{row['phase']}{_of_dtype(row)}", str(row["tp"]), _rows_label(row), *times, *_gains(row)]
 
     yield from _table(head, (cells(row) for row in record["rows"]))
     yield f"\n{CAPTION}"

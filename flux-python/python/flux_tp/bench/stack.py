@@ -11,7 +11,7 @@ from .attention import Attend
 from .models import Model
 from .modes import AllReduce, Mode
 from .ranks import Ranks
-from .weights import Layer, norm
+from .weights import Layer
 
 __all__ = ["TOLERANCE", "Inputs", "Step", "reference", "step", "worst_row"]
 
@@ -20,7 +20,7 @@ TOLERANCE = 2.0
 
 Modes round at the same places but in the sums over ranks. There ``ar`` rounds ``W`` partial sums and ``W - 1`` sums,
 which no mode exceeds. So the errors are alike, and twice as much leaves room for chance. One wrong tile makes the error
-of its rows several times larger.
+of its rows several times larger. With 8-bit operands products of ``ar`` are computed in fp32.
 """
 
 Step = Callable[[], tuple[Tensor, ...]]
@@ -48,52 +48,49 @@ def _same(layer: Layer) -> Layer:
     return layer
 
 
-def _forward(
-    model: Model, layers: Sequence[Layer], x: Tensor, mode: Mode, attend: Attend, convert: Callable[[Layer], Layer] = _same
-) -> Tensor:
-    y = norm(model, x)
+def _forward(layers: Sequence[Layer], x: Tensor, mode: Mode, attend: Attend, convert: Callable[[Layer], Layer] = _same) -> Tensor:
+    y = mode.normed(x)
     for index, layer in enumerate(layers):
         layer = convert(layer)
-        x, y = mode.block_end(model, attend(index, mode.column(y, layer.qkv)), layer.out, x)
-        active = mode.mlp_column(model, y, layer.up)
+        x, y = mode.block_end(attend(index, mode.column(y, layer.qkv)), layer.out, x)
+        active = mode.mlp_column(y, layer.up)
         if index + 1 < len(layers):
-            x, y = mode.block_end(model, active, layer.down, x)
+            x, y = mode.block_end(active, layer.down, x)
         else:
             x = mode.row_residual(active, layer.down, x)
     return x
 
 
-def _backward(model: Model, layers: Sequence[Layer], x: Tensor, dy: Tensor, mode: Mode, attend: Attend) -> tuple[Tensor, ...]:
+def _backward(layers: Sequence[Layer], x: Tensor, dy: Tensor, mode: Mode, attend: Attend) -> tuple[Tensor, ...]:
     layers = [layer.map(lambda weight: weight.detach().requires_grad_()) for layer in layers]
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        y = _forward(model, layers, x, mode, attend)
+        y = _forward(layers, x, mode, attend)
         weights = [weight for layer in layers for weight in layer.tensors()]
         return y.detach(), *torch.autograd.grad(y, [x, *weights], dy)
 
 
-def step(model: Model, layers: Sequence[Layer], inputs: Inputs, mode: Mode, attend: Attend) -> Step:
+def step(layers: Sequence[Layer], inputs: Inputs, mode: Mode, attend: Attend) -> Step:
     """A pass of a mode."""
     x, dy = inputs.of(mode)
     if dy is not None:
-        return lambda: _backward(model, layers, x, dy, mode, attend)
+        return lambda: _backward(layers, x, dy, mode, attend)
 
     def infer() -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return (_forward(model, layers, x, mode, attend),)
+            return (_forward(layers, x, mode, attend),)
 
     return infer
 
 
-def reference(model: Model, layers: Sequence[Layer], inputs: Inputs, ranks: Ranks, attend: Attend) -> tuple[Tensor, ...]:
+def reference(layers: Sequence[Layer], inputs: Inputs, mode: AllReduce, attend: Attend) -> tuple[Tensor, ...]:
     """The results of a pass in fp32, but for attention, of all rows."""
-    mode = AllReduce(ranks, inputs.x.shape[0], model.hidden)
     x = inputs.x.float()
     if inputs.dy is not None:
-        return _backward(model, [layer.map(Tensor.float) for layer in layers], x, inputs.dy.float(), mode, attend)
+        return _backward([layer.map(Tensor.float) for layer in layers], x, inputs.dy.float(), mode, attend)
     with torch.no_grad():
         # One layer's weights at a time: all of them in fp32 may not fit.
-        return (_forward(model, layers, x, mode, attend, lambda layer: layer.map(Tensor.float)),)
+        return (_forward(layers, x, mode, attend, lambda layer: layer.map(Tensor.float)),)
 
 
 def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, own: slice) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .models import Model
 
@@ -32,7 +33,7 @@ def activate(model: Model, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """One rank's weights, ``[out, in]``: two column-parallel ones, each before a row-parallel one."""
+    """One rank's weights, ``[out, in]``: two column-parallel ones, each before a row-parallel one; of bf16 or 8 bits."""
 
     qkv: Tensor
     out: Tensor
@@ -42,18 +43,18 @@ class Layer:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.qkv, self.out, self.up, self.down
 
-    def map(self, convert: Callable[[Tensor], Tensor]) -> Layer:
+    def map(self, convert: Callable[[Any], Any]) -> Layer:
         return Layer(*(convert(tensor) for tensor in self.tensors()))
 
 
 def random_layer(model: Model, world: int, device: torch.device) -> Layer:
-    """Weights with which values keep their size. The generator of the device differs from rank to rank."""
+    """Frozen weights with which values keep their size. The generator of the device differs from rank to rank."""
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim
     inner = model.inner * (2 if model.gated else 1)
 
     def draw(rows: int, cols: int, fan_in: int) -> Tensor:
         weight = torch.empty(rows, cols, dtype=torch.bfloat16, device=device)
-        return weight.normal_(std=fan_in**-0.5)
+        return nn.Parameter(weight.normal_(std=fan_in**-0.5), requires_grad=False)
 
     attended = model.heads * model.head_dim
     return Layer(

@@ -1,0 +1,119 @@
+"""Linear layers in 8 bits: rows and weights of E4M3 with scales, and their product by torch.
+
+Invariant: every mode quantises by the same kernel, with the norm before a column-parallel layer in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._comm import Communicator
+from .._scales import E4M3, quantize_rows, quantized_weight
+from ..errors import OperandError
+from .ranks import Ranks
+from .weights import Layer
+
+__all__ = ["Rows", "Weight", "eight_bits", "product", "quantized", "with_scales_of_inputs"]
+
+BLOCK = 128
+MOST = torch.finfo(E4M3).max
+LEAST = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class Weight:
+    """``[out, in]`` of one rank."""
+
+    codes: Tensor
+    scale: Tensor
+    form: str
+    of_input: Tensor | None = None
+    """The static scale of the layer's input, with scales of tensors."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    def wide(self) -> Tensor:
+        """In fp32."""
+        scale = self.scale.t() if self.form == "row" else self.scale
+        return self.codes.float() * _spread(scale, self.form, BLOCK)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``[rows, in]``, with scales behind each row where they are its own."""
+
+    codes: Tensor
+    scale: Tensor
+    form: str
+
+    def wide(self) -> Tensor:
+        """In fp32."""
+        return self.codes.float() * _spread(self.scale, self.form, 1)
+
+    def carried(self) -> Tensor:
+        """Codes and scales as the bytes in which they lie beside each other."""
+        if self.form == "tensor":
+            return self.codes.view(torch.uint8)
+        rows, step = self.codes.shape[0], self.codes.stride(0)
+        return self.codes.as_strided((rows, step), (step, 1)).view(torch.uint8)
+
+    def gathered(self, carried: Tensor) -> Rows:
+        """What such bytes of all ranks hold."""
+        k = self.codes.shape[1]
+        scale = self.scale
+        if self.form != "tensor":
+            scale = carried.view(torch.float32)[:, k // 4 : k // 4 + scale.shape[1]]
+        return Rows(carried.view(E4M3)[:, :k], scale, self.form)
+
+
+def _spread(scale: Tensor, form: str, rows: int) -> Tensor:
+    return scale.repeat_interleave(rows, 0).repeat_interleave(BLOCK, 1) if form == "block" else scale
+
+
+def quantized(comm: Communicator, x: Tensor, weight: Weight, norm: tuple[Tensor, float] | None = None) -> Rows:
+    """The input of a layer; ``norm``: gain and epsilon of an RMSNorm before."""
+    scales = weight.form if weight.of_input is None else weight.of_input
+    return Rows(*quantize_rows(x, scales, norm=norm, group=comm), weight.form)
+
+
+def product(x: Rows, weight: Weight, out: Tensor | None = None) -> Tensor:
+    """``x @ weight.T`` in bf16 by torch; on the CPU, where it has no scales of rows and blocks, of fp32 operands."""
+    if x.codes.device.type == "cpu":
+        return F.linear(x.wide(), weight.wide()).to(torch.bfloat16)
+    scales = x.scale, weight.scale
+    if x.form == "row":
+        scales = x.scale.contiguous(), weight.scale
+    elif x.form == "block":
+        # torch takes the scales of x one column behind the other.
+        scales = torch.empty_like(x.scale.t(), memory_format=torch.contiguous_format).copy_(x.scale.t()).t(), weight.scale.t()
+    return torch._scaled_mm(x.codes, weight.codes.t(), *scales, out_dtype=torch.bfloat16, **({} if out is None else {"out": out}))
+
+
+def eight_bits(layer: Layer, form: str) -> Layer:
+    """A layer's weights, quantised."""
+
+    def convert(weight: Tensor) -> Weight:
+        multiple = BLOCK if form == "block" else 16
+        if any(extent % multiple for extent in weight.shape):
+            shape = " x ".join(map(str, weight.shape))
+            raise OperandError(f"a rank's weight is {shape}, and {form} scales need multiples of {multiple}: give other --scales, --models or --tp")
+        if form == "tensor":
+            scale = (weight.abs().amax().float() / MOST).clamp_min(LEAST).reshape(1, 1)
+            codes = (weight.float() / scale).clamp(-MOST, MOST).to(E4M3)
+        else:
+            codes, scale = quantized_weight(weight, form)
+        return Weight(nn.Parameter(codes, requires_grad=False), scale, form)
+
+    return layer.map(convert)
+
+
+def with_scales_of_inputs(layers: list[Layer], largest: list[float], ranks: Ranks) -> list[Layer]:
+    """The layers with static scales, of the ``largest`` magnitudes that the inputs of their weights have on any rank."""
+    scales = iter([torch.tensor([[max(of / MOST, LEAST)]], device=ranks.device) for of in ranks.largest(largest)])
+    return [layer.map(lambda weight: replace(weight, of_input=next(scales))) for layer in layers]
