@@ -84,9 +84,9 @@ fn scaled_products_of_split_tiles_are_right() {
     for (numerics, tile) in kernels(&context) {
         for op in OPS {
             for (rows, split_k, stream_k_workers) in [
-                (RowLayout::Flattened, 1, 0),
-                (RowLayout::Flattened, 3, 0),
-                (RowLayout::PerShard, 2, 0),
+                (RowLayout::Flattened, 1, 1),
+                (RowLayout::Flattened, 3, 1),
+                (RowLayout::PerShard, 2, 1),
                 (RowLayout::PerShard, 1, 9),
             ] {
                 let p = problem_of(op, (72, 400, 1104), numerics, 3);
