@@ -167,6 +167,20 @@ def inference_is_alike(comm):
                 near(*logits, f"{name}, {tp} ranks")
 
 
+def inference_adds_residuals_and_normalises_in_its_ops(comm):
+    """Of all norms of hidden states the first is computed apart; one that was given others computes its own."""
+    ids = batch(0, 5)
+    for name in ("llama", "mistral", "qwen2"):
+        model = split(name, 4, "inference").eval()
+        with torch.no_grad(), mock.patch.object(torch, "rsqrt", wraps=torch.rsqrt) as norms:
+            model(input_ids=ids)
+            assert norms.call_count == 1, (name, norms.call_count)
+    norm, other = model.model.norm, torch.randn(1, 5, 64).to(place(), BF16)
+    norm.given = torch.zeros_like(other), torch.zeros_like(other)
+    with torch.no_grad():
+        assert torch.equal(norm(other), made(name).model.norm(other)) and norm.given is None
+
+
 def inference_has_gradients(comm):
     """As for frozen models with adapters, or on few rows: every rank has all activations."""
     ids = batch(0, 13)

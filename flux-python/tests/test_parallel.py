@@ -15,6 +15,7 @@ CASES = [
     "qwen3_learns_alike",
     "gpt_neox_learns_alike",
     "inference_is_alike",
+    "inference_adds_residuals_and_normalises_in_its_ops",
     "inference_has_gradients",
     "checkpoints_load_at_other_degrees",
     "fully_sharded_on_the_other_dimension",

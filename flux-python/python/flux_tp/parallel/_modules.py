@@ -83,6 +83,10 @@ class RowwiseLinear(nn.Linear):
     """A linear layer whose input features are split over the ranks."""
 
     layout: Layout
+    residual: Tensor | None = None
+    """What the next call adds."""
+    following: Sequence[nn.Module] = ()
+    """The RMSNorm of a sum with a residual, which is given what the op has computed."""
 
     def forward(self, x: Tensor) -> Tensor:
         layout, mesh = self.layout, self.weight.device_mesh
@@ -91,7 +95,13 @@ class RowwiseLinear(nn.Linear):
         if isinstance(layout.output, Shard) and layout.output.dim not in (-1, x.ndim - 1):
             y = matmul_reduce_scatter(x, local(self.weight), local(self.bias), sequence_dim=layout.output.dim, **options)
             return present(y, mesh, layout.output, layout.output, layout.use_local_output)
-        y = matmul_all_reduce(x, local(self.weight), local(self.bias), **options)
+        residual, self.residual = self.residual, None
+        operands = x, local(self.weight), local(self.bias), residual
+        if residual is None or not self.following:
+            y = matmul_all_reduce(*operands, **options)
+        else:
+            (norm,) = self.following
+            y, _ = norm.given = matmul_all_reduce(*operands, norm=(local(norm.weight), norm.variance_epsilon), **options)
         return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
 
 

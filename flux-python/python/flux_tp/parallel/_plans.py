@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from .._comm import Communicator
 from ..errors import OperandError
+from ._decoder import fuse_residuals
 from ._loss import causal_lm_loss
 from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
@@ -203,6 +204,11 @@ class _Plan:
         for attention, group in self.groups:
             attention.num_key_value_groups = group
         if not self.training:
+            fused = {id(row) for row in fuse_residuals(self.layers, self.final_norm)}
+            self.rows = [
+                row._replace(words=f"{row.words} with residual and norm") if id(self.model.get_submodule(row.module)) in fused else row
+                for row in self.rows
+            ]
             return
         world, model = self.comm.world_size, self.model
 
