@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import StaticCache
 
 import flux_tp
-import torch_styles
 from train_llama import SHAPES, made
 
 
@@ -27,7 +26,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a random prompt")
     parser.add_argument("--tokens", type=int, default=32, help="how many are generated")
-    parser.add_argument("--torch", action="store_true", help="torch's own styles, to compare")
     return parser.parse_args()
 
 
@@ -66,14 +64,13 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("tp",))
     torch.manual_seed(0)
-    parallelize = torch_styles.parallelize if options.torch else flux_tp.parallelize
-    model = parallelize(made(options, device), mesh, "inference", max_m=options.batch * options.prompt)
+    model = flux_tp.parallelize(made(options, device), mesh, "inference", max_m=options.batch * options.prompt)
     # Frozen weights are constant, and a kernel may load them before the one ahead has ended.
     model.eval().requires_grad_(False)
     prompt = torch.randint(model.config.vocab_size, (options.batch, options.prompt)).to(device)
-    capture = device == "cuda" and (options.torch or flux_tp.default().transport == "nvlink")
+    capture = device == "cuda" and flux_tp.default().transport == "nvlink"
     tokens, milliseconds = generate(model, prompt, options.tokens, capture)
-    options.torch or flux_tp.check()
+    flux_tp.check()
     if dist.get_rank() == 0:
         print(f"{tokens.shape[1]} tokens for each of {tokens.shape[0]} prompts, {milliseconds:.2f} ms a step: {tokens[0, :8].tolist()} ...")
     dist.destroy_process_group()

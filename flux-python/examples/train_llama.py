@@ -8,7 +8,6 @@ A second run goes on from the checkpoint, also with another ``--tp``. Without CU
 import argparse
 import os
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import flux_tp
-import torch_styles
 
 SHAPES = {  # hidden, inner, heads, KV heads, vocabulary
     "tiny": (64, 256, 8, 4, 512),
@@ -38,7 +36,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64, help="of a sequence")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--torch", choices=["sync", "async"], help="torch's own styles, to compare; async needs --compile")
     parser.add_argument("--checkpoint", help="a folder: loaded where it has one, and written at the end")
     return parser.parse_args()
 
@@ -58,8 +55,7 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]) // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
-    parallelize = partial(torch_styles.parallelize, asynchronous=options.torch == "async") if options.torch else flux_tp.parallelize
-    model = parallelize(made(options, device), mesh["tp"], max_m=options.batch * options.tokens, verbose=dist.get_rank() == 0)
+    model = flux_tp.parallelize(made(options, device), mesh["tp"], max_m=options.batch * options.tokens, verbose=dist.get_rank() == 0)
     if options.compile:
         for layer in model.model.layers:
             layer.compile()
@@ -85,7 +81,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         line = f"step {step}: loss {loss.item():.4f}, norm of gradients {norm.full_tensor().item():.3f}"
-        options.torch or flux_tp.check()
+        flux_tp.check()
         if dist.get_rank() == 0:
             print(f"{line}, {1e3 * (time.perf_counter() - began):.1f} ms", flush=True)
     if options.checkpoint:

@@ -80,6 +80,23 @@ def test_layers_in_8_bits_are_compared_with_those_in_bf16(scales, tmp_path):
     assert f"tiny, prefill, e4m3.{scales}:bf16, TP 2, ms a layer" in bench("show", str(path))
 
 
+def test_whole_models_have_the_losses_and_logits_of_pytorchs_styles(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    path = tmp_path / "models.json"
+    few = ["--ms", "16", "--layers", "1", "--samples", "1", "--modes", "torch,flux,async_tp", "--transport", "host", "--tp", "2"]
+    bench("models", *few, "--json", str(path))
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["phase"], row.get("m"), row.get("batch")) for row in rows] == [("steps", 16, None), ("generate", None, 16)]
+    for row in rows:
+        assert row["verified"] and set(row["ms"]) == {"torch", "flux"} and set(row["why"]) == {"async_tp"}, row
+        # Computed in other ways, so that not all bits are alike.
+        assert row["differences"]["torch"] == 0 < row["differences"]["flux"], row
+    losses = rows[0]["losses"]
+    assert len(losses["torch"]) == len(losses["flux"]) > 2 and losses["flux"][-1] < losses["flux"][0], losses
+    shown = bench("show", str(path))
+    assert f"| tiny | steps | 2 | m=16 | {rows[0]['ms']['torch']:.2f} |" in shown and "async-TP, steps: it needs GPUs" in shown, shown
+
+
 def test_nothing_is_verified_without_a_bound_and_a_mode():
     from flux_tp.bench.layers import verified
 

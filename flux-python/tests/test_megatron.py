@@ -25,7 +25,7 @@ def test_ranks(ranks, case):
 
 
 def test_a_loss_that_is_not_finite_is_a_difference():
-    from flux_tp.bench.megatron import difference
+    from flux_tp.bench.stack import difference
 
     nan, inf = float("nan"), float("inf")
     assert difference([2.0, 4.0], [2.0, 5.0]) == 0.25 and difference([-4.0], [-5.0]) == 0.25

@@ -133,6 +133,8 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         "decode" => "Decode".to_owned(),
         "train" => "Training: forward and backward of a layer".to_owned(),
         "megatron" => "Training: a step of Megatron-Core".to_owned(),
+        "steps" => "Training: a step of a model of transformers".to_owned(),
+        "generate" => "Decoding: a token of a model of transformers".to_owned(),
         other => other.replace("vllm", "vLLM:"),
     });
     page.table(&columns, &cells);

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 /// What `python -m flux_tp.bench` writes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct LayersReport {
-    /// `layers`, `megatron` or `vllm`.
+    /// `layers`, `megatron`, `models` or `vllm`.
     pub kind: String,
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]
@@ -30,7 +30,7 @@ pub struct LayersReport {
 pub struct LayerRow {
     /// Of which a layer was measured.
     pub model: String,
-    /// `prefill`, `decode`, `train`, `megatron` or `vllm`.
+    /// `prefill`, `decode`, `train`, `megatron`, `vllm`, or of whole models `steps` or `generate`.
     pub phase: String,
     /// Rows of a call; an engine's answers have requests instead.
     pub m: Option<u32>,
@@ -67,13 +67,15 @@ const fn yes() -> bool {
 }
 
 /// Modes in the order in which they are shown, and what they are called.
-const MODES: [(&str, &str); 13] = [
+const MODES: [(&str, &str); 16] = [
     ("none", "no collectives"),
     ("ar", "NCCL AllReduce"),
     ("one_shot", "one-shot AR"),
     ("two_shot", "two-shot AR"),
     ("sp", "NCCL AG, RS"),
     ("async_tp", "async-TP"),
+    ("torch", "PyTorch's styles"),
+    ("torch_compiled", "PyTorch's styles, compiled"),
     ("megatron", "Megatron-Core"),
     ("default", "vLLM"),
     ("flux", "flux"),
@@ -81,6 +83,7 @@ const MODES: [(&str, &str); 13] = [
     ("flux_sp", "flux, AG and RS"),
     ("flux_kept", "flux, kept x"),
     ("flux_bf16", "flux in bf16"),
+    ("flux_compiled", "flux, compiled"),
 ];
 
 impl LayersReport {
@@ -122,13 +125,15 @@ impl LayerRow {
         known.chain(others).filter_map(|mode| Some((mode, *self.ms.get(mode)?))).collect()
     }
 
-    /// The mode that flux is compared with: what vLLM does, and in training what Megatron-LM does.
+    /// The mode that flux is compared with: what vLLM does, and in training what Megatron-LM does;
+    /// of whole models PyTorch's fastest.
     pub fn base(&self) -> Option<(&str, f64)> {
         let mode = match self.phase.as_str() {
             "prefill" | "decode" => "ar",
             "train" => "sp",
             "megatron" => "megatron",
             "vllm" => "default",
+            "steps" | "generate" => return self.best_other(),
             _ => self
                 .modes()
                 .into_iter()

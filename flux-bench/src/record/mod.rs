@@ -45,6 +45,7 @@ enum Kind {
     FirstCall,
     Layers,
     Megatron,
+    Models,
     Vllm,
     Simulated,
 }
@@ -56,6 +57,7 @@ impl Kind {
         match value.get("kind").and_then(Value::as_str) {
             Some("layers") => return Some(Self::Layers),
             Some("megatron") => return Some(Self::Megatron),
+            Some("models") => return Some(Self::Models),
             Some("vllm") => return Some(Self::Vllm),
             Some(_) => return None,
             None => {}
@@ -81,6 +83,7 @@ impl Kind {
             Self::FirstCall => "flux-bench lab first-call --json",
             Self::Layers => "python -m flux_tp.bench layers --json",
             Self::Megatron => "python -m flux_tp.bench megatron --json",
+            Self::Models => "python -m flux_tp.bench models --json",
             Self::Vllm => "python -m flux_tp.bench vllm --json",
             Self::Simulated => "flux-bench simulate --json",
         }
@@ -96,7 +99,7 @@ impl Kind {
             Self::Serving | Self::Core | Self::FirstCall | Self::Simulated => {
                 "`flux-bench report` shows it"
             }
-            Self::Layers | Self::Megatron | Self::Vllm => {
+            Self::Layers | Self::Megatron | Self::Models | Self::Vllm => {
                 "show it with `python -m flux_tp.bench show`"
             }
         }
@@ -109,7 +112,12 @@ impl Kind {
             Self::Peers => (PEERS_SCHEMA, PEERS_SCHEMA),
             Self::Serving => (SERVING_SCHEMA, SERVING_SCHEMA),
             Self::FirstCall => (2, FIRST_CALL_SCHEMA),
-            Self::Core | Self::Layers | Self::Megatron | Self::Vllm | Self::Simulated => (1, 1),
+            Self::Core
+            | Self::Layers
+            | Self::Megatron
+            | Self::Models
+            | Self::Vllm
+            | Self::Simulated => (1, 1),
         }
     }
 }
@@ -132,7 +140,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Record> {
         Kind::Serving => Record::Serving(checked(&name, &value, kind, check::serving)?),
         Kind::Core => Record::Core(checked(&name, &value, kind, check::core)?),
         Kind::FirstCall => Record::FirstCall(checked(&name, &value, kind, check::first_call)?),
-        Kind::Layers | Kind::Megatron | Kind::Vllm => {
+        Kind::Layers | Kind::Megatron | Kind::Models | Kind::Vllm => {
             Record::Layers(checked(&name, &value, kind, check::layers)?)
         }
         Kind::Simulated => Record::Simulated(checked(&name, &value, kind, check::simulated)?),

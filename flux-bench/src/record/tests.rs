@@ -67,3 +67,43 @@ fn a_simulation_is_read_as_one() {
     let Record::Simulated(report) = read(&path).unwrap() else { panic!("not a simulation") };
     assert_eq!((report.origin.device.as_str(), report.rows[0].t_op_ms), ("H200", 2.0));
 }
+
+#[test]
+fn whole_models_are_compared_with_the_fastest_of_pytorchs_ways() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    let text = fs::read(results().join("h200-x4-megatron.json")).unwrap();
+    let mut value: Value = serde_json::from_slice(&text).unwrap();
+    value["kind"] = "models".into();
+    let ms =
+        serde_json::json!({ "torch": 4.0, "async_tp": 3.0, "flux": 2.0, "flux_compiled": 1.0 });
+    value["rows"] = serde_json::json!([
+        { "model": "llama3-8b", "phase": "steps", "m": 2048, "tp": 2, "ms": ms, "verified": true },
+        { "model": "llama3-8b", "phase": "generate", "batch": 16, "tp": 2, "ms": ms, "verified": true },
+    ]);
+    fs::write(&path, value.to_string()).unwrap();
+    let Record::Layers(report) = read(&path).unwrap() else { panic!("of another kind") };
+    let [steps, generate] = &report.rows[..] else { panic!("two rows") };
+    assert_eq!((steps.base(), steps.speed_up("flux")), (Some(("async_tp", 3.0)), Some(1.5)));
+    assert_eq!(generate.label(), "llama3-8b generate batch 16");
+}
+
+#[test]
+fn layers_of_other_element_types_are_other_rows() {
+    let text = fs::read(results().join("h200-x4-nvlink-layers.json")).unwrap();
+    let mut value: Value = serde_json::from_slice(&text).unwrap();
+    let mut row = value["rows"][0].clone();
+    row["dtype"] = "e4m3.row:bf16".into();
+    row["ms"]["flux_bf16"] = 9.0.into();
+    value["rows"] = vec![value["rows"][0].clone(), row].into();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.json");
+    fs::write(&path, value.to_string()).unwrap();
+    let figures: Vec<String> = read(&path).unwrap().figures().into_iter().map(|f| f.row).collect();
+    let head = "llama3-70b prefill";
+    let narrow = format!("{head} e4m3.row:bf16 m 2048, flux in bf16");
+    assert!(
+        figures.contains(&format!("{head} m 2048, flux")) && figures.contains(&narrow),
+        "{figures:?}"
+    );
+}

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 from .models import MODELS
-from .options import ENGINES, PHASES, Options
+from .options import ENGINES, OF_MODELS, PHASES, Options
 
+_LARGE = ["gpt3", "llama3-70b", "qwen3-32b"]
+"""Models that are measured on GPUs unless others are named."""
 _MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
 _OF_DTYPES = {"bf16": (list(PHASES), _MODES.split(",")), "fp8": (["prefill", "decode"], f"{_MODES},flux_bf16".split(","))}
 """Phases and modes that are measured unless others are named."""
@@ -52,10 +54,15 @@ def _arguments() -> argparse.Namespace:
     layers.add_argument("--scales", choices=["tensor", "row", "block"], help="of fp8 operands (row)")
     training = commands.add_parser("megatron", help="train a GPT of Megatron-Core with its linear layers and with flux_tp's")
     training.set_defaults(phases=["train"], modes=[])
+    whole = commands.add_parser("models", help="train a Llama of transformers, and decode, split by flux_tp and by PyTorch's own styles")
+    phases, modes = list(OF_MODELS), ["torch", "torch_compiled", "async_tp", "flux", "flux_compiled"]
+    whole.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
+    whole.add_argument("--modes", type=_words(modes), default=modes, help=f"of {', '.join(modes)}")
     models = list(MODELS)
-    for command in (layers, training):
-        command.add_argument("--models", type=_words(models), help=f"of {', '.join(models)} (all but tiny; tiny on a host without GPUs)")
-        command.add_argument("--ms", type=_rows, help="rows of every phase; by default each phase has its own")
+    for command, usual in ((layers, _LARGE), (training, _LARGE), (whole, ["llama3-8b", "llama3-70b"])):
+        command.set_defaults(usual=usual)
+        command.add_argument("--models", type=_words(models), help=f"of {', '.join(models)} ({', '.join(usual)}; tiny on a host without GPUs)")
+        command.add_argument("--ms", type=_rows, help="rows of every phase, or prompts; by default each phase has its own")
         command.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
         command.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
         command.add_argument("--transport", default="auto", help="as of flux_tp.init; with pcie, NCCL has no peer access either")
@@ -110,7 +117,7 @@ def _gpus(transport: str) -> int:
 
 
 def _options(a: argparse.Namespace) -> Options:
-    models = a.models or ([model for model in MODELS if model != "tiny"] if _gpus(a.transport) else ["tiny"])
+    models = a.models or (a.usual if _gpus(a.transport) else ["tiny"])
     scales = getattr(a, "scales", None)
     return Options(models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit, scales)
 
@@ -172,6 +179,8 @@ def main() -> int:
         return _start(arguments)
     if arguments.command == "megatron":
         from .megatron import run
+    elif arguments.command == "models":
+        from .whole import run
     else:
         from .layers import run
 

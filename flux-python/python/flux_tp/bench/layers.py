@@ -27,7 +27,7 @@ from .show import line
 from .stack import TOLERANCE, Inputs, Step, reference, step, worst_row
 from .weights import Layer, random_layer
 
-__all__ = ["run", "verified"]
+__all__ = ["attempt", "run", "say", "verified"]
 
 
 def verified(errors: Mapping[str, float], bound: float) -> bool:
@@ -49,7 +49,7 @@ def run(options: Options) -> None:
     if record:
         print(f"{ranks.comm.explain()}\n", flush=True)
     for name in options.models:
-        _say(ranks, f"{name}: random weights of {options.layers} layers")
+        say(ranks, f"{name}: random weights of {options.layers} layers")
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
         narrow = [eight_bits(layer, options.scales) for layer in layers] if options.scales else None
@@ -76,7 +76,7 @@ def _free(ranks: Ranks) -> tuple[int, int]:
     return free_on_host(), int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
 
 
-def _say(ranks: Ranks, step: str) -> None:
+def say(ranks: Ranks, step: str) -> None:
     """Tells the step that begins, on rank 0."""
     if ranks.rank == 0:
         print(step, file=sys.stderr, flush=True)
@@ -88,7 +88,7 @@ def _row(
     """``narrow``: the layers in 8 bits, if these are measured."""
     model, form, row = MODELS[name], options.scales, f"{name} {phase} m = {m}"
     held = least_bytes(model, ranks.world, len(layers), phase, m, form)
-    _say(ranks, f"{row}: reference in fp32, {held / 1e9:.1f} GB or more a rank")
+    say(ranks, f"{row}: reference in fp32, {held / 1e9:.1f} GB or more a rank")
     inputs = Inputs(model, m, phase == "train", ranks)
     if phase == "decode":
         attend = decoding(model, ranks.world, m, len(layers), ranks.device)
@@ -114,25 +114,25 @@ def _row(
     why: dict[str, str] = {}
     eager: dict[str, str] = {}
     for label in options.modes:
-        _say(ranks, f"{row}: first passes of {label}")
+        say(ranks, f"{row}: first passes of {label}")
         kind, of_mode = MODES[label](phase), None if label == "flux_bf16" else form
         reason = kind.why_not(ranks, m, phase, of_mode)
         if reason is None:
             made: list[tuple[Mode, Step]] = []
-            reason = _attempt(ranks, lambda: (made.append(prepared(kind, of_mode)), made[0][1](), made[0][1]()))
+            reason = attempt(ranks, lambda: (made.append(prepared(kind, of_mode)), made[0][1](), made[0][1]()))
         if reason is not None:
             why[label] = reason
             continue
         modes[label], calls[label] = made[0]
         if phase == "decode" and ranks.device.type == "cuda":
             graphs: list[Callable[[], Any]] = []
-            reason = _attempt(ranks, lambda: graphs.append(captured(calls[label])))
+            reason = attempt(ranks, lambda: graphs.append(captured(calls[label])))
             if reason is None:
                 calls[label] = graphs[0]
             else:
                 eager[label] = reason
     bound = TOLERANCE * error_of(*prepared(Dequantised if form else AllReduce))
-    _say(ranks, f"{row}: {options.samples} rounds of {', '.join(calls)}")
+    say(ranks, f"{row}: {options.samples} rounds of {', '.join(calls)}")
     times = Clock(ranks, options.samples).rounds(calls) if calls else {}
     # After the timing, so that what replays and repetition spoil is seen.
     errors = {label: error_of(modes[label], call) for label, call in calls.items()}
@@ -157,7 +157,7 @@ def _row(
     }
 
 
-def _attempt(ranks: Ranks, call: Callable[[], Any]) -> str | None:
+def attempt(ranks: Ranks, call: Callable[[], Any]) -> str | None:
     """Calls on every rank; why it fails on one, or ``None``."""
     word = None
     try:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,8 +34,9 @@ from .options import GRACE, Options
 from .ranks import Ranks
 from .record import Record
 from .show import line
+from .stack import difference
 
-__all__ = ["Attention", "difference", "run", "start"]
+__all__ = ["Attention", "run", "start"]
 
 VOCABULARY = 8192
 """Small, so that the layers take the time."""
@@ -122,13 +121,6 @@ class _Training:
                 parameter.sub_(parameter.grad, alpha=RATE)
         self.model.zero_grad()
         self.losses.append(loss.detach())
-
-
-def difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """The largest relative difference of two losses of a step; infinite where one is not finite."""
-    found = [abs(one - other) / abs(one) if one else math.inf for one, other in zip(losses, others, strict=True)]
-    # `max` ignores NaN unless it comes first.
-    return max(ratio if math.isfinite(ratio) else math.inf for ratio in found)
 
 
 def run(options: Options) -> None:

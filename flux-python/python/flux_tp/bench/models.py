@@ -22,6 +22,7 @@ class Model:
 
 
 MODELS = {
+    "llama3-8b": Model("Llama-3 8B", 4096, 32, 8, 128, 14336, True),
     "gpt3": Model("GPT-3 175B", 12288, 96, 96, 128, 49152, False),
     "llama3-70b": Model("Llama-3 70B", 8192, 64, 8, 128, 28672, True),
     "qwen3-32b": Model("Qwen3-32B", 5120, 64, 8, 128, 25600, True),

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ENGINES", "GRACE", "PHASES", "Options"]
+__all__ = ["ENGINES", "GRACE", "OF_MODELS", "PHASES", "Options"]
 
 PHASES = {
     "prefill": (2048, 8192, 16384),
     "decode": (1, 8, 16, 64, 128, 256, 512),
     "train": (2048, 8192),
 }
-"""The phases, each with its numbers of rows."""
+"""The phases of layers, each with its numbers of rows."""
+OF_MODELS = {"steps": (2048, 8192), "generate": (1, 16, 64)}
+"""The phases of whole models, with tokens of a step and numbers of prompts."""
 ENGINES = ("default", "async_tp", "flux")
 """How vLLM's layers are computed in its runs."""
 GRACE = 90.0
@@ -38,4 +40,4 @@ class Options:
 
     def rows(self, phase: str) -> Sequence[int]:
         """The numbers of rows of a phase."""
-        return self.ms or PHASES[phase]
+        return self.ms or {**PHASES, **OF_MODELS}[phase]

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODELS
-from .options import ENGINES
+from .options import ENGINES, OF_MODELS
 
 __all__ = ["line", "show"]
 
 TITLES = {
     "none": "no collectives",
+    "torch": "PyTorch's styles",
+    "torch_compiled": "PyTorch's styles, compiled",
     "ar": "AllReduce",
     "one_shot": "one-shot",
     "two_shot": "two-shot",
@@ -24,6 +26,7 @@ TITLES = {
     "flux_sp": "flux, AG and RS",
     "flux_kept": "flux, gathered x kept",
     "flux_bf16": "flux, bf16",
+    "flux_compiled": "flux, compiled",
 }
 BASES = {"prefill": "ar", "decode": "ar", "train": "sp"}
 """What each phase is compared with."""
@@ -62,6 +65,11 @@ def line(row: dict[str, Any]) -> str:
         judged = "" if row["verified"] else "  NOT VERIFIED"
         steps = len(row["losses"]["flux"])
         return f"{row['model']} m={row['m']} tp={row['tp']} {row['transport']}: {times}, losses of {steps} steps within {row['difference']:.1e}{judged}"
+    if row["phase"] in OF_MODELS:
+        times = "  ".join(f"{mode} {ms:.2f}" for mode, ms in row["ms"].items())
+        words = f"{row['model']} {row['phase']} {_size(row)} tp={row['tp']} {row['transport']}: {times} ms, "
+        words += f"within {max(row['differences'].values(), default=float('inf')):.1e}{'' if row['verified'] else '  NOT VERIFIED'}"
+        return words + "".join(f"\n    {mode} not run: {reason}" for mode, reason in row["why"].items())
     if row["phase"] == "vllm":
         times = "  ".join(f"{mode} {ms:.1f}" for mode, ms in row["ms"].items())
         return f"{row['model']} {row['case']} batch={row['batch']} tp={row['tp']}: {times} ms"
@@ -145,6 +153,26 @@ def _megatron(record: dict[str, Any]) -> Iterable[str]:
     yield from _table(head, (cells(row) for row in record["rows"]))
 
 
+def _size(row: dict[str, Any]) -> str:
+    return f"m={row['m']}" if "m" in row else f"batch={row['batch']}"
+
+
+def _models(record: dict[str, Any]) -> Iterable[str]:
+    """One table of all rows: times of a step or a token, and how far results differ."""
+    yield f"transformers {record['transformers']}, {record['layers']} layers\n"
+    modes = [mode for mode in TITLES if any(mode in row["ms"] for row in record["rows"])]
+    head = ["model", "phase", "TP", "m or batch", *(f"{TITLES[mode]}, ms" for mode in modes), "largest difference"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        words = [MODELS[row["model"]].title, row["phase"], str(row["tp"]), _size(row) + ("" if row["verified"] else " (not verified)")]
+        return [*words, *(_number(row["ms"].get(mode), 2) for mode in modes), f"{max(row['differences'].values()):.1e}"]
+
+    yield from _table(head, (cells(row) for row in record["rows"]))
+    reasons = sorted({f"{TITLES[mode]}, {row['phase']}: {reason}" for row in record["rows"] for mode, reason in row["why"].items()})
+    if reasons:
+        yield f"\nNot run: {'; '.join(reasons)}."
+
+
 def _vllm(record: dict[str, Any]) -> Iterable[str]:
     """One table of all cases: times of an answer, and of a decoded token."""
     yield f"vllm {record['vllm']}, {record['layers']} layers\n"
@@ -165,7 +193,7 @@ def _vllm(record: dict[str, Any]) -> Iterable[str]:
 
 def show(paths: Iterable[Path], summary: bool) -> None:
     """Prints records."""
-    kinds = {"layers": _summary if summary else _full, "megatron": _megatron, "vllm": _vllm}
+    kinds = {"layers": _summary if summary else _full, "megatron": _megatron, "models": _models, "vllm": _vllm}
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
         tables = kinds.get(record.get("kind")) if isinstance(record, dict) else None

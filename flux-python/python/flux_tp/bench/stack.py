@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from .modes import AllReduce, Mode
 from .ranks import Ranks
 from .weights import Layer
 
-__all__ = ["TOLERANCE", "Inputs", "Step", "reference", "step", "worst_row"]
+__all__ = ["TOLERANCE", "Inputs", "Step", "difference", "reference", "step", "worst_row"]
 
 TOLERANCE = 2.0
 """Most times the error of ``ar`` that another mode may have, of the worst row.
@@ -107,3 +108,10 @@ def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, o
             # Not a number is no small error.
             worst = max(worst, error if error == error else float("inf"))
     return worst
+
+
+def difference(losses: Sequence[float], others: Sequence[float]) -> float:
+    """The largest relative difference of two losses of a step; infinite where one is not finite."""
+    found = [abs(one - other) / abs(one) if one else math.inf for one, other in zip(losses, others, strict=True)]
+    # `max` ignores NaN unless it comes first.
+    return max(ratio if math.isfinite(ratio) else math.inf for ratio in found)

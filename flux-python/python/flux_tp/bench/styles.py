@@ -1,4 +1,4 @@
-"""The models of the other examples split by PyTorch's own parallel styles, to compare losses and times."""
+"""A Llama of transformers split by PyTorch's own parallel styles."""
 
 from functools import partial
 from typing import Any
@@ -11,9 +11,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 import flux_tp
 
+__all__ = ["enable_overlap", "parallelize"]
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, mode: str = "training", *, asynchronous: bool = False, **_: Any) -> nn.Module:
-    """As ``flux_tp.parallelize``; ``asynchronous``: torch.compile overlaps GEMMs and collectives (async-TP)."""
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, mode: str = "training", **_: Any) -> nn.Module:
+    """As ``flux_tp.parallelize``."""
     training = mode == "training"
     rows, whole = Shard(1), Replicate()
     plan: dict[str, Any] = {"model.embed_tokens": RowwiseParallel(input_layouts=whole)}
@@ -36,9 +38,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, mode: str = "training", *, a
             return DTensor.from_local(args[0], mesh, [whole], run_check=False).redistribute(placements=[rows]).to_local(), *args[1:]
 
         model.model.layers[0].register_forward_pre_hook(split)
-    if asynchronous:
-        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-        torch._inductor.config._micro_pipeline_tp = True
-        enable_symm_mem_for_group(mesh.get_group().group_name)
     return model
+
+
+def enable_overlap(mesh: DeviceMesh) -> None:
+    """Has the mesh's ranks reach each other's memory, so that torch.compile can overlap GEMMs and collectives (async-TP)."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(mesh.get_group().group_name)

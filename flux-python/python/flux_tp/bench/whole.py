@@ -1,0 +1,236 @@
+"""A Llama of transformers that is trained and decodes, split by flux_tp and by PyTorch's own styles.
+
+Invariant: all modes have the same initial weights and tokens, and make the same number of steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import __version__ as transformers
+
+import flux_tp
+
+from . import styles
+from .attention import SEQUENCE
+from .clock import WARM_UP, Clock, captured
+from .layers import attempt, say
+from .models import MODELS
+from .options import GRACE, Options
+from .ranks import Ranks
+from .record import Record
+from .show import line
+from .stack import difference
+
+__all__ = ["run"]
+
+VOCABULARY = 128256
+"""Llama 3's."""
+PROMPT = 128
+"""Tokens of a prompt."""
+RATE = 1e-4
+"""AdamW's learning rate."""
+TOLERANCES = {"steps": 2.0**-7, "generate": 2.0**-4}
+"""Largest relative differences: of two losses, a unit in the last place of bf16; of logits, which have some 60 roundings
+of 2^-9 behind them on both sides."""
+
+
+class _Mode(NamedTuple):
+    """How a model is split."""
+
+    parallelize: Callable[..., nn.Module]
+    compiled: bool = False
+    overlapped: bool = False
+    """Whether torch.compile overlaps GEMMs and collectives."""
+
+
+MODES = {
+    "torch": _Mode(styles.parallelize),
+    "torch_compiled": _Mode(styles.parallelize, compiled=True),
+    "async_tp": _Mode(styles.parallelize, compiled=True, overlapped=True),
+    "flux": _Mode(flux_tp.parallelize),
+    "flux_compiled": _Mode(flux_tp.parallelize, compiled=True),
+}
+
+
+def run(options: Options) -> None:
+    """Measures as a rank of torchrun's."""
+    faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
+    most = {"steps": 1, "generate": PROMPT}
+    ranks = Ranks(options.transport, max(most[phase] * max(options.rows(phase)) for phase in options.phases))
+    mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("tp",))
+    own = {"layers": options.layers, "sequence": SEQUENCE, "prompt": PROMPT, "tolerances": TOLERANCES, "transformers": transformers}
+    record = Record(ranks, "models", options, own) if ranks.rank == 0 else None
+    for name, phase, count in ((name, phase, count) for name in options.models for phase in options.phases for count in options.rows(phase)):
+        if ranks.past(options.time_limit):
+            say(ranks, f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} {count}")
+            break
+        row = _row(ranks, mesh, options, name, phase, count)
+        if record:
+            record.add(row)
+            print(line(row), flush=True)
+        # Graphs and compiled models refer to themselves.
+        gc.collect()
+        if ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+    ranks.close()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str, count: int) -> dict[str, Any]:
+    """``count``: tokens of a step, or prompts."""
+    # Of another number of rows, which would be compiled as one of any.
+    torch._dynamo.reset()
+    made: dict[str, _Training | _Decoding] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    why: dict[str, str] = {}
+    for label in options.modes:
+        say(ranks, f"{name} {phase} {count}: first passes of {label}")
+        mode, found = MODES[label], []
+        reason = _why_not(ranks, mode, phase)
+        if reason is None:
+            kind = _Training if phase == "steps" else _Decoding
+            with _compiling(mode):
+                reason = attempt(ranks, lambda: found.append(kind(ranks, mesh, mode, options, name, count)))
+                reason = reason or attempt(ranks, lambda: [found[0].step() for _ in range(2)])
+                # Into a graph, on GPUs: its own call is another one.
+                reason = reason or attempt(ranks, lambda: found.append(found[0].call()))
+        if reason is None:
+            made[label], calls[label] = found
+        else:
+            why[label] = reason
+    say(ranks, f"{name} {phase} {count}: {options.samples} rounds of {', '.join(calls)}")
+    times = Clock(ranks, options.samples).rounds(calls) if calls else {}
+    results = {label: of.results() for label, of in made.items()}
+    base = next(iter(results), None)
+    differences = {label: ranks.largest([of_base(results[base], of)])[0] for of_base in [_DIFFERENCES[phase]] for label, of in results.items()}
+    ranks.comm.check()
+    return {
+        "model": name,
+        "phase": phase,
+        **({"m": count} if phase == "steps" else {"batch": count}),
+        "tp": ranks.world,
+        "transport": ranks.comm.transport,
+        "layers": options.layers,
+        "ms": {label: spread["median"] for label, spread in times.items()},
+        "spread": {label: [spread[end] for end in ("p10", "p90")] for label, spread in times.items()},
+        "late": {label: int(spread["late"]) for label, spread in times.items()},
+        **({"losses": results} if phase == "steps" else {}),
+        "differences": differences,
+        # A mode is compared with another.
+        "verified": len(differences) > 1 and max(differences.values()) <= TOLERANCES[phase],
+        "why": why,
+    }
+
+
+def _why_not(ranks: Ranks, mode: _Mode, phase: str) -> str | None:
+    if mode.compiled and phase == "generate":
+        return "a decoded token is a CUDA graph without torch.compile"
+    return ranks.why_no_symmetric_memory() if mode.overlapped else None
+
+
+@contextlib.contextmanager
+def _compiling(mode: _Mode) -> Iterator[None]:
+    """What is compiled meanwhile overlaps GEMMs and collectives if the mode says so; in all threads, as a backward pass has its own."""
+    before = torch._inductor.config._micro_pipeline_tp
+    torch._inductor.config._micro_pipeline_tp = mode.overlapped
+    try:
+        yield
+    finally:
+        torch._inductor.config._micro_pipeline_tp = before
+
+
+def _split(ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, use: str, max_m: int) -> nn.Module:
+    model = MODELS[name]
+    config = LlamaConfig(
+        hidden_size=model.hidden,
+        intermediate_size=model.inner,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        num_hidden_layers=options.layers,
+        vocab_size=512 if name == "tiny" else VOCABULARY,
+    )
+    torch.manual_seed(0)
+    with ranks.device:
+        whole = LlamaForCausalLM(config).to(torch.bfloat16)
+    return mode.parallelize(whole, mesh, use, max_m=max_m, verbose=False)
+
+
+class _Training:
+    """A model and its steps."""
+
+    def __init__(self, ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, m: int) -> None:
+        self.model = _split(ranks, mesh, mode, options, name, "training", m)
+        if mode.overlapped:
+            styles.enable_overlap(mesh)
+        if mode.compiled:
+            for layer in self.model.model.layers:
+                layer.compile()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
+        length = SEQUENCE if m % SEQUENCE == 0 else m
+        torch.manual_seed(1)
+        self.ids = torch.randint(self.model.config.vocab_size, (m // length, length)).to(ranks.device)
+        self.losses: list[Tensor] = []
+
+    def step(self) -> None:
+        """Forward, backward, clipping and update."""
+        loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.detach())
+
+    def call(self) -> Callable[[], object]:
+        return self.step
+
+    def results(self) -> list[float]:
+        return [loss.item() for loss in self.losses]
+
+
+class _Decoding:
+    """A model with the caches of prompts, and the likeliest next token of each."""
+
+    def __init__(self, ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, batch: int) -> None:
+        self.model = _split(ranks, mesh, mode, options, name, "inference", batch * PROMPT)
+        # Frozen weights are constant, and a kernel may load them before the one ahead has ended.
+        self.model.eval().requires_grad_(False)
+        torch.manual_seed(1)
+        prompt = torch.randint(self.model.config.vocab_size, (batch, PROMPT)).to(ranks.device)
+        # First passes, those that find how long a call takes, and rounds.
+        self.cache = StaticCache(self.model.config, max_cache_len=PROMPT + 16 + WARM_UP + options.samples)
+        self.logits = self._forward(prompt)
+        self.token = self.logits.argmax(-1)
+
+    @torch.inference_mode()
+    def _forward(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids, cache=self.cache, use_cache=True, logits_to_keep=1).logits
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """The next token of each prompt."""
+        self.token.copy_(self._forward(self.token).argmax(-1))
+
+    def call(self) -> Callable[[], object]:
+        """A step, on GPUs as a graph."""
+        return captured(self.step) if self.token.is_cuda else self.step
+
+    def results(self) -> Tensor:
+        return self.logits.float()
+
+
+_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
+    "steps": difference,
+    "generate": lambda one, other: ((other - one).norm() / one.norm()).nan_to_num(nan=float("inf")).item(),
+}
+"""How far the results of a mode are from those of the first."""
