@@ -125,9 +125,12 @@ impl Variant {
     /// and without gates. Sums take registers for loading ahead, or else for weights of `[k, n]`.
     /// Large tiles, which have few registers, also send [`Partials::F32`].
     ///
+    /// Fast accumulation has the main loop of 16-bit operands and the epilogue of scales of rows, so
+    /// its large tiles alone are there, with [`Partials::F32`] where there are partials.
+    ///
     /// The portable kernel has small tiles for compute capability 8.0 alone: elsewhere registers are
-    /// what may differ, and small tiles have enough. PTX for `compute_80` has the same front end as
-    /// `sm_80`, and no registers.
+    /// what may differ, and small tiles have enough. PTX for `compute_80` is what NVRTC compiles for
+    /// `sm_80` first, and has no registers: one tile of each op shows that it is written.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| {
             FORMS.into_iter().flat_map(move |form| {
@@ -140,16 +143,27 @@ impl Variant {
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
             .map(|variant| variant.with_partials(Partials::F32));
-        let sums = of_op(OpKind::GemmReduceScatter).map(|variant| {
-            let takes_registers = matches!(variant.form, Form::Hopper(_)) && variant.loads_ahead();
-            if takes_registers { variant } else { variant.transposed().unwrap_or(variant) }
-        });
-        let all_tiles = matches!(target.arch, Arch::Sm90a | Arch::Sm80);
-        of_op(OpKind::AllGatherGemm)
-            .chain(sums)
-            .chain(large)
-            .filter(|variant| all_tiles || variant.tile.m * variant.tile.n >= 64 * 256)
-            .collect()
+        let sums = of_op(OpKind::GemmReduceScatter)
+            .filter(|variant| !variant.numerics.fast_accumulation)
+            .map(|variant| {
+                let takes_registers =
+                    matches!(variant.form, Form::Hopper(_)) && variant.loads_ahead();
+                if takes_registers { variant } else { variant.transposed().unwrap_or(variant) }
+            });
+        let covered = of_op(OpKind::AllGatherGemm).chain(sums).chain(large);
+        match target.arch {
+            Arch::Sm90a | Arch::Sm80 => covered
+                .filter(|variant| !variant.numerics.fast_accumulation || variant.is_large())
+                .collect(),
+            Arch::Compute80 => {
+                let mut covered: Vec<_> = covered.collect();
+                covered.dedup_by_key(|variant| (variant.op, variant.numerics.partials));
+                covered
+            }
+            Arch::Sm86 | Arch::Sm89 | Arch::Sm100 | Arch::Sm120 => {
+                covered.filter(Self::is_large).collect()
+            }
+        }
     }
 
     /// The variant for a program, of weights `[n, k]` without gates: of two the one with more
@@ -355,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_cover_has_every_tile_and_type_of_each_op_and_no_form_twice() {
-        for arch in Arch::ALL {
+        for arch in [Arch::Sm90a, Arch::Sm80] {
             let target = KernelTarget::of_arch(arch);
             let (all, cover) = (Variant::all(target), Variant::cover(target));
             for wanted in &all {
@@ -367,25 +381,47 @@ mod tests {
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
                     .count();
-                let all_tiles = matches!(arch, Arch::Sm90a | Arch::Sm80);
-                let has = (wanted.numerics.partials == Partials::Output || wanted.is_large())
-                    && (all_tiles || wanted.tile.m * wanted.tile.n >= 64 * 256);
+                let Numerics { scales, fast_accumulation, partials, .. } = wanted.numerics;
+                let sends = wanted.op.sums_to() == SumsTo::Rows;
+                let has = match (partials, fast_accumulation) {
+                    (Partials::F32, _) => wanted.is_large(),
+                    (Partials::Output, true) => wanted.is_large() && !sends,
+                    (Partials::Output, false) => true,
+                };
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
                 let alike = |v: &Variant| {
                     (v.numerics.output, v.gated) == (wanted.numerics.output, wanted.gated)
                 };
                 // Few tiles with scales are large.
-                let may_lack = wanted.numerics.partials == Partials::F32
-                    && wanted.numerics.scales != Scales::None;
+                let may_lack = scales != Scales::None && partials == Partials::F32
+                    || fast_accumulation && sends;
                 assert!(may_lack || of_op().any(alike), "{wanted} {}", arch.name());
             }
             assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
-            let f32 = |op| {
-                cover
-                    .iter()
-                    .any(|variant| (variant.op, variant.numerics.partials) == (op, Partials::F32))
-            };
-            assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
+        }
+    }
+
+    #[test]
+    fn a_cover_has_large_tiles_of_other_architectures_and_one_of_each_op_of_ptx() {
+        for (arch, tiles) in [
+            (Arch::Sm86, 2),
+            (Arch::Sm89, 2),
+            (Arch::Sm100, 2),
+            (Arch::Sm120, 2),
+            (Arch::Compute80, 1),
+        ] {
+            let cover = Variant::cover(KernelTarget::of_arch(arch));
+            let kinds = [
+                (OpKind::AllGatherGemm, Partials::Output),
+                (OpKind::GemmReduceScatter, Partials::Output),
+                (OpKind::GemmReduceScatter, Partials::F32),
+            ];
+            for (op, partials) in kinds {
+                let of_kind =
+                    cover.iter().filter(|v| (v.op, v.numerics.partials) == (op, partials));
+                assert_eq!(of_kind.count(), tiles, "{op:?} {partials:?} {}", arch.name());
+            }
+            assert!(cover.iter().all(Variant::is_large), "{}", arch.name());
         }
     }
 
