@@ -25,7 +25,7 @@ pub(crate) use flux_kernels::harness::data;
 pub(crate) use flux_kernels::harness::data::{elements, y_window};
 pub use flux_kernels::harness::data::{w_window, x_window};
 pub(crate) use flux_kernels::harness::scaled;
-pub(crate) use flux_kernels::harness::{HostBuffer, room};
+pub(crate) use flux_kernels::harness::{HostBuffer, NoMemory, room};
 pub use flux_ops::EpilogueSpec;
 pub use memory::Buffer;
 pub(crate) use op::{build, build_traced, build_with, ops_on};

@@ -1,9 +1,11 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, all of one 16-bit type. Of
-//! what is wanted beside them it has what the file has.
+//! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, all of one 16-bit type, or
+//! both of 8 bits with scales. Of what is wanted beside them it has what the file has.
 
-use flux_core::DType;
+use super::scaled::{self, Quantised, ScalePair};
+use crate::harness::NoMemory;
+use flux_core::{DType, Numerics};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use std::ops::Range;
@@ -42,8 +44,26 @@ pub(super) enum InputError {
     #[error("tensor {name:?} has the shape {shape:?}: {needed:?} is needed, {of}")]
     Shape { name: &'static str, shape: Vec<usize>, needed: Vec<usize>, of: &'static str },
     /// A tensor has another element type.
-    #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all")]
+    #[error(
+        "tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all, but F8_E4M3 of w, and \
+         perhaps of x, with scales"
+    )]
     Type { name: &'static str, dtype: String },
+    /// Scales have another element type.
+    #[error("tensor {name:?} holds {dtype}: F32, BF16 or F16 is needed")]
+    ScaleType { name: &'static str, dtype: String },
+    /// Scales of rows and of blocks.
+    #[error("there are weight_scale and weight_scale_inv: w has one of them")]
+    TwoScales,
+    /// No op has such scales.
+    #[error(
+        "weight_scale has one of each row of w, and input_scale one of each 1 x 128 of x: give \
+         weight_scale_inv with it, or input_scale of rows"
+    )]
+    Forms,
+    /// 8-bit operands are made of `x`.
+    #[error(transparent)]
+    Memory(#[from] NoMemory),
     /// The inner dimensions differ.
     #[error(
         "x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * \
@@ -53,7 +73,7 @@ pub(super) enum InputError {
 }
 
 /// Names of tensors, for an error.
-const READ: &str = "x, w, and perhaps bias, residual and gain";
+const READ: &str = "x, w, and perhaps bias, residual, gain and scales of 8-bit operands";
 
 /// How a pointer file begins (git-lfs, `docs/spec.md`).
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -67,11 +87,15 @@ pub(super) struct Input {
     pub n: usize,
     /// Columns of both.
     pub k: usize,
-    /// Element type of all.
-    pub dtype: DType,
+    /// Element types.
+    pub numerics: Numerics,
+    /// Of operands of 8 bits.
+    pub scales: Option<ScalePair>,
     /// Names of the tensors that are not read.
     pub unused: Vec<String>,
     file: Vec<u8>,
+    /// In the place of `x`.
+    quantised: Option<Quantised>,
     x: Range<usize>,
     w: Range<usize>,
     bias: Option<Range<usize>>,
@@ -108,29 +132,72 @@ impl Input {
             .map_err(|e| InputError::Damaged { path: path.to_owned(), reason: e.to_string() })?;
         let (m, k_x, x_type, x) = matrix(path, &file, &tensors, "x")?;
         let (n, k_w, w_type, w) = matrix(path, &file, &tensors, "w")?;
-        if x_type != w_type {
-            return Err(InputError::Type { name: "w", dtype: format!("{w_type}, x {x_type}") });
-        }
         if k_x != k_w {
             return Err(InputError::Mismatch { m, k_x, n, k_w });
         }
+        let missing = |name| {
+            let found = found(name, tensors.names());
+            InputError::Missing { path: path.to_owned(), name, found }
+        };
+        let (numerics, scaled) = match (x_type, w_type) {
+            (_, DType::E4m3) => {
+                let of_x = scaled::Extents { rows: m, cols: k_x, dtype: x_type };
+                let of_w = scaled::Extents { rows: n, cols: k_w, dtype: w_type };
+                let read = ScalePair::read(&tensors, missing, (of_x, &file[x.clone()]), of_w)?;
+                let output = if x_type == DType::E4m3 {
+                    output_type(&tensors).unwrap_or(DType::Bf16)
+                } else {
+                    x_type
+                };
+                (Numerics::e4m3(read.0.form(), output), Some(read))
+            }
+            _ if x_type == w_type => (x_type.into(), None),
+            _ => {
+                let dtype = format!("{w_type}, x {x_type}");
+                return Err(InputError::Type { name: "w", dtype });
+            }
+        };
+        let (scales, quantised) =
+            scaled.map_or((None, None), |(scales, made)| (Some(scales), made));
         let of_w = "a number for each row of w";
         let further = |wanted: bool, name, needed: &[usize], of| {
-            if wanted { further(&file, &tensors, name, x_type, needed, of) } else { Ok(None) }
+            if wanted {
+                further(&file, &tensors, name, numerics.output, needed, of)
+            } else {
+                Ok(None)
+            }
         };
         let bias = further(true, "bias", &[n], of_w)?;
         let residual = further(wanted.residual, "residual", &[m, n], "as y has")?;
         let gain = further(wanted.gain, "gain", &[n], of_w)?;
         if wanted.gain && gain.is_none() {
-            let found = found("gain", tensors.names());
-            return Err(InputError::Missing { path: path.to_owned(), name: "gain", found });
+            return Err(missing("gain"));
         }
         let read = [("bias", true), ("residual", wanted.residual), ("gain", wanted.gain)];
-        let is_read = |name: &str| ["x", "w"].contains(&name) || read.contains(&(name, true));
+        let of_scales = [scaled::WEIGHT_SCALE, scaled::WEIGHT_SCALE_INV, scaled::INPUT_SCALE];
+        let is_read = |name: &str| {
+            ["x", "w"].contains(&name)
+                || read.contains(&(name, true))
+                || (scales.is_some() && of_scales.contains(&name))
+        };
         let mut unused: Vec<_> =
             tensors.names().into_iter().filter(|name| !is_read(name)).map(str::to_owned).collect();
         unused.sort_unstable();
-        Ok(Self { m, n, k: k_x, dtype: x_type, unused, x, w, bias, residual, gain, file })
+        Ok(Self {
+            m,
+            n,
+            k: k_x,
+            numerics,
+            scales,
+            unused,
+            quantised,
+            x,
+            w,
+            bias,
+            residual,
+            gain,
+            file,
+        })
     }
 
     /// Bytes of `bias`, `[n]`, where there is one.
@@ -148,9 +215,12 @@ impl Input {
         Some(&self.file[self.gain.clone()?])
     }
 
-    /// Bytes of `x`, `[m, k]`.
-    pub(super) fn x(&self) -> &[u8] {
-        &self.file[self.x.clone()]
+    /// Bytes of `x`, `[m, k]`, and elements from a row to the next.
+    pub(super) fn x(&self) -> (&[u8], usize) {
+        match &self.quantised {
+            Some(made) => (made.bytes(), made.row),
+            None => (&self.file[self.x.clone()], self.k),
+        }
     }
 
     /// Bytes of `w`, `[n, k]`.
@@ -177,8 +247,11 @@ fn matrix(
     let &[rows, cols] = tensor.shape() else {
         return Err(InputError::NotAMatrix { name, shape: tensor.shape().to_vec() });
     };
-    let (dtype, bytes) = (dtype(name, &tensor)?, bytes(file, &tensor));
-    Ok((rows, cols, dtype, bytes))
+    let dtype = match tensor.dtype() {
+        Dtype::F8_E4M3 => DType::E4m3,
+        _ => dtype(name, &tensor)?,
+    };
+    Ok((rows, cols, dtype, bytes(file, &tensor)))
 }
 
 /// The tensors of a file without `wanted`, in words: first those whose last part is that name, then
@@ -202,12 +275,18 @@ fn found(wanted: &str, mut names: Vec<&str>) -> String {
     }
 }
 
-/// A tensor beside `x` and `w`, in elements of `x`, where the file has it.
+/// The type of the first tensor that is in elements of `y`.
+fn output_type(tensors: &SafeTensors<'_>) -> Option<DType> {
+    let mut named = ["bias", "residual", "gain"].into_iter();
+    named.find_map(|name| dtype(name, &tensors.tensor(name).ok()?).ok())
+}
+
+/// A tensor beside `x` and `w`, in elements of `y`, where the file has it.
 fn further(
     file: &[u8],
     tensors: &SafeTensors<'_>,
     name: &'static str,
-    x_type: DType,
+    y_type: DType,
     needed: &[usize],
     of: &'static str,
 ) -> Result<Option<Range<usize>>, InputError> {
@@ -217,8 +296,8 @@ fn further(
         return Err(InputError::Shape { name, shape, needed: needed.to_vec(), of });
     }
     let found = dtype(name, &tensor)?;
-    if found != x_type {
-        return Err(InputError::Type { name, dtype: format!("{found}, x {x_type}") });
+    if found != y_type {
+        return Err(InputError::Type { name, dtype: format!("{found}, x {y_type}") });
     }
     Ok(Some(bytes(file, &tensor)))
 }
@@ -258,8 +337,8 @@ mod tests {
     fn a_good_file_gives_the_extents_and_the_elements() {
         let input =
             parse(file(&[("x", Dtype::F16, &[4, 16]), ("w", Dtype::F16, &[24, 16])])).unwrap();
-        assert_eq!((input.m, input.n, input.k, input.dtype), (4, 24, 16, DType::F16));
-        assert_eq!((input.x().len(), input.w().len()), (128, 768));
+        assert_eq!((input.m, input.n, input.k, input.numerics), (4, 24, 16, DType::F16.into()));
+        assert_eq!((input.x().0.len(), input.x().1, input.w().len()), (128, 16, 768));
     }
 
     #[test]
@@ -325,7 +404,7 @@ mod tests {
         let x: (&str, Dtype, &[usize]) = ("x", Dtype::BF16, &[4, 16]);
         assert_eq!(
             message(&[x]),
-            r#"in.safetensors has no tensor "w", and x, w, and perhaps bias, residual and gain are read; it has "x""#
+            r#"in.safetensors has no tensor "w", and x, w, and perhaps bias, residual, gain and scales of 8-bit operands are read; it has "x""#
         );
         assert!(
             message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]")

@@ -5,17 +5,20 @@
 
 mod input;
 mod output;
+mod scaled;
 
 use input::{Input, Wanted};
 use output::{Extents, Output, Tensor};
+use scaled::with_scales;
 
 use crate::atomic_file;
 use crate::end;
 use crate::harness::data::Window;
 use crate::harness::epilogue::problem_with;
+use crate::harness::scaled::bytes_behind_rows;
 use crate::harness::{
-    EpilogueArgs, EpilogueSpec, Norm, RankContext, bias_window, build_with, elements, ranks,
-    result_window, room, w_window, x_window, y_window,
+    EpilogueArgs, EpilogueSpec, NoMemory, Norm, RankContext, bias_window, build_with, elements,
+    ranks, result_window, room, w_window, x_window, y_window,
 };
 use crate::launch;
 use crate::machine;
@@ -23,7 +26,7 @@ use crate::out;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
-use flux_kernels::{Element, with_element};
+use flux_kernels::{Element, with_elements};
 use flux_ops::GateLayout;
 use flux_transport::{Communicator, Select, World};
 use std::ops::Range;
@@ -53,7 +56,10 @@ pub struct Args {
     pub batch_invariant: bool,
     /// Safetensors file with the global `x[m, k]`, `w[n, k]` and, optionally, `bias[n]`, and
     /// `residual[m, n]` for gemm_rs and gemm_ar; for --norm with `gain[n]`. All BF16 or all F16.
-    /// Of gates and ups the first half of the rows of `w` are gates, or of those that are
+    /// `w` may be F8_E4M3 with `weight_scale` of one element, or of one for each row, or
+    /// `weight_scale_inv` of one for each 128 x 128. `x` is then F8_E4M3 with `input_scale`, or of 16
+    /// bits and quantised: with a scale that is there, else with one for each row or 1 x 128. Of
+    /// gates and ups the first half of the rows of `w` are gates, or of those that are
     /// interleaved every other
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
@@ -78,7 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD)
     })?;
     let epilogue = args.epilogue.spec(input.bias().is_some(), input.residual().is_some());
-    let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
+    let problem = Problem::new(args.op, input.m, input.n, input.k, input.numerics, world)?;
     let problem = problem_with(epilogue, problem)?;
     machine::uses_gpus(args.transport)?;
     if !input.unused.is_empty() {
@@ -95,9 +101,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let cols = if epilogue.gates.is_some() { input.n / 2 } else { input.n };
     let normed = epilogue.rms_norm.is_some();
-    let extents = Extents { rows: input.m, cols, dtype: input.dtype, normed };
+    let extents = Extents { rows: input.m, cols, dtype: input.numerics.output, normed };
     let output = Output::create(&args.output, extents)?;
-    with_element!(input.dtype, T, compute::<T>(&problem, args, epilogue, &input, &output))?;
+    with_elements!(
+        input.numerics,
+        X,
+        Y,
+        compute::<X, Y>(&problem, args, epilogue, &input, &output)
+    )?;
     output.commit()?;
     out::line(&format_args!(
         "{problem}: y [{}, {cols}]{} written to {}",
@@ -109,7 +120,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Runs the op on all ranks, each of which writes its part of `y`.
-fn compute<T: Element>(
+fn compute<X: Element, Y: Element>(
     problem: &Problem,
     args: &Args,
     epilogue: EpilogueSpec,
@@ -125,15 +136,28 @@ fn compute<T: Element>(
         let ctx = RankContext::new(comm)?;
         let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
         let op = build_with(problem, ctx.comm(), overrides, epilogue)?;
-        let mut set = ctx.operand_set_with(problem, epilogue)?;
+        let mut set = ctx.operand_set_with::<X, Y>(problem, epilogue)?;
         let rank = ctx.rank();
-        ctx.upload(&mut set.x, &cut::<T>(input.x(), k, [x_window(problem, rank)])?)?;
+        let of_x = x_window(problem, rank);
+        let (x, row) = input.x();
+        let mut x = cut::<X>(x, row, [of_x])?;
         let window = w_window(problem, rank);
         let own = parts(window.row0..window.row0 + window.rows, epilogue.gates, problem.n());
         let rows =
             |rows: &Range<u32>| Window { row0: rows.start, rows: rows.end - rows.start, ..window };
+        if let Some(scales) = &input.scales {
+            let list = scales.of_x(of_x);
+            if let Some(to) = &mut set.scale_x {
+                ctx.upload(to, &list)?;
+            } else {
+                x = with_scales(&x, of_x.cols as usize, &list, bytes_behind_rows(problem))?;
+            }
+            ctx.upload(&mut set.scales_w[0], &scales.of_w(own.iter().map(rows)))?;
+        }
+        ctx.upload(&mut set.x, &x)?;
+        drop(x);
         let weight = &mut set.weights[0];
-        ctx.upload(&mut weight.w, &cut::<T>(input.w(), k, own.iter().map(rows))?)?;
+        ctx.upload(&mut weight.w, &cut::<X>(input.w(), k, own.iter().map(rows))?)?;
         if let (Some(to), Some(bias)) = (&mut weight.bias, input.bias()) {
             let window = bias_window(problem, rank);
             let own = parts(window.col0..window.col0 + window.cols, epilogue.gates, problem.n());
@@ -142,13 +166,13 @@ fn compute<T: Element>(
                 cols: cols.end - cols.start,
                 ..window
             };
-            ctx.upload(to, &cut::<T>(bias, n, own.iter().map(cols))?)?;
+            ctx.upload(to, &cut::<Y>(bias, n, own.iter().map(cols))?)?;
         }
         if let (Some(to), Some(residual)) = (&mut set.residual, input.residual()) {
-            ctx.upload(to, &cut::<T>(residual, n, [y_window(problem, rank)])?)?;
+            ctx.upload(to, &cut::<Y>(residual, n, [y_window(problem, rank)])?)?;
         }
         if let (Some(Norm { gain: to, .. }), Some(gain)) = (&mut set.norm, input.gain()) {
-            ctx.upload(to, &cut::<T>(gain, n, [bias_window(problem, rank)])?)?;
+            ctx.upload(to, &cut::<Y>(gain, n, [bias_window(problem, rank)])?)?;
         }
         // Nobody checks what is had in small pieces from here on.
         drop(room::<u8>(SPARE)?);
@@ -180,18 +204,18 @@ fn parts(columns: Range<u32>, gates: Option<GateLayout>, n: u32) -> Vec<Range<u3
     }
 }
 
-/// The elements of windows, dense, one window after the other, out of the bytes of a matrix of
-/// `cols` columns.
+/// The elements of windows, dense, one window after the other, out of the bytes of a matrix with so
+/// many elements from a row to the next.
 fn cut<T: Element>(
     from: &[u8],
-    cols: usize,
+    row: usize,
     windows: impl IntoIterator<Item = Window> + Clone,
-) -> anyhow::Result<Vec<T>> {
+) -> Result<Vec<T>, NoMemory> {
     let mut part = room(windows.clone().into_iter().map(elements).sum())?;
     for window in windows {
         let (first, bytes) =
             (window.col0 as usize * size_of::<T>(), window.cols as usize * size_of::<T>());
-        let rows = from.chunks_exact(cols * size_of::<T>()).skip(window.row0 as usize);
+        let rows = from.chunks_exact(row * size_of::<T>()).skip(window.row0 as usize);
         for row in rows.take(window.rows as usize) {
             let begin = part.len();
             part.resize(begin + window.cols as usize, T::from_f32(0.0));

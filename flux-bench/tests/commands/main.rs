@@ -12,6 +12,7 @@ mod output;
 #[path = "../../../flux-transport/tests/processes/mod.rs"]
 mod processes;
 mod run;
+mod run_fp8;
 #[path = "../run_support/mod.rs"]
 mod run_support;
 mod trace;
