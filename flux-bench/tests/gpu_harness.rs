@@ -11,8 +11,8 @@ use flux_bench::{
     verify_on_host, w_window, x_window,
 };
 use flux_core::plan::Plan;
-use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::{Element, Operand};
+use flux_core::{DType, Numerics, OpKind, Problem, Rank, Scales, TileShape, WorldSize};
+use flux_kernels::{Element, F8E4M3, Operand};
 use flux_transport::{Communicator, Options, Select, World};
 use gpu_support::gpus;
 use gpu_support::skipped::skip;
@@ -103,6 +103,41 @@ fn the_device_generates_the_same_data() {
     let Some(ctx) = ctx("the_device_generates_the_same_data") else { return };
     fills_alike::<bf16>(&ctx);
     fills_alike::<f16>(&ctx);
+}
+
+/// All that a set with scales holds, but what lies between the scales of a row and the next.
+fn scaled(ctx: &RankContext, operands: Operands) -> (Vec<Vec<F8E4M3>>, Vec<Vec<f32>>) {
+    let problem = &operands.problem;
+    let mut set = ctx.operand_set::<F8E4M3, bf16>(problem).unwrap();
+    ctx.fill(&mut set, operands).unwrap();
+    let (gathers, k) = (problem.op().gathers(), problem.k() as usize);
+    let count = if gathers { problem.numerics().scales.of_row(problem.k()) as usize } else { 0 };
+    let row = if gathers { problem.gathered_columns() as usize } else { k };
+    let x = ctx.download(&set.x).unwrap();
+    let x = x.chunks(row).flat_map(|row| row[..k + 4 * count].iter().copied()).collect();
+    let scales = set.scale_x.iter().chain(&set.scales_w);
+    (
+        vec![x, ctx.download(&set.weights[0].w).unwrap()],
+        scales.map(|scales| ctx.download(scales).unwrap()).collect(),
+    )
+}
+
+#[test]
+fn the_device_generates_the_same_codes_and_scales() {
+    let Some(device) = ctx("the_device_generates_the_same_codes_and_scales") else { return };
+    let host = Communicator::connect_blocking(&World::single(), Options::from(Select::Host));
+    let host = RankContext::new(host.unwrap()).unwrap();
+    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for (scales, fill) in
+            Scales::OF_E4M3.into_iter().flat_map(|of| FILLS.map(|fill| (of, fill)))
+        {
+            let numerics = Numerics::e4m3(scales, DType::Bf16);
+            let problem =
+                Problem::new(op, 72, 256, 640, numerics, WorldSize::new(1).unwrap()).unwrap();
+            let operands = Operands::new(problem, 11, 8, fill);
+            assert!(scaled(&device, operands) == scaled(&host, operands), "{problem}, {fill:?}");
+        }
+    }
 }
 
 fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueSpec) {

@@ -8,6 +8,7 @@ use crate::harness::gpu::Gpu;
 use crate::harness::scaled::Part;
 use crate::harness::{Buffer, Fill, HostBuffer, elements, room};
 use anyhow::Context;
+use bytemuck::Zeroable;
 use flux_core::Rank;
 use flux_cuda::CudaDevice;
 use flux_kernels::{Element, TensorElement};
@@ -172,7 +173,7 @@ impl RankContext {
     }
 
     /// Waits for the stream, then copies to host memory.
-    pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> anyhow::Result<Vec<T>> {
+    pub fn download<T: TensorElement>(&self, buffer: &Buffer<T>) -> anyhow::Result<Vec<T>> {
         let mut all = room(buffer.len())?;
         self.download_blocks(buffer, buffer.len(), BLOCK, |_, block| {
             all.extend_from_slice(block);
@@ -183,7 +184,7 @@ impl RankContext {
 
     /// Waits for the stream, then shows the first `elements`, at most `size` at a time, each time
     /// with the number of the first. Those of a device pass through one block of host memory.
-    pub(crate) fn download_blocks<T: Element>(
+    pub(crate) fn download_blocks<T: TensorElement>(
         &self,
         buffer: &Buffer<T>,
         elements: usize,
@@ -198,7 +199,7 @@ impl RankContext {
                 .try_for_each(|(first, block)| show(first, block)),
             Buffer::Cuda { block, .. } => {
                 let mut to = room(size)?;
-                to.resize(size, T::from_f32(0.0));
+                to.resize(size, Zeroable::zeroed());
                 for first in firsts {
                     let part = &mut to[..size.min(elements - first)];
                     self.expect_gpu()?.download(
