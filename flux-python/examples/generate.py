@@ -26,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a random prompt")
     parser.add_argument("--tokens", type=int, default=32, help="how many are generated")
+    parser.add_argument("--fp8", action="store_true", help="linear layers with 8-bit operands, but for the last")
     return parser.parse_args()
 
 
@@ -67,6 +68,8 @@ def main() -> None:
     model = flux_tp.parallelize(made(options, device), mesh, "inference", max_m=options.batch * options.prompt)
     # Frozen weights are constant, and a kernel may load them before the one ahead has ended.
     model.eval().requires_grad_(False)
+    if options.fp8:
+        flux_tp.quantize(model, keep=lambda name, _: name == "lm_head")
     prompt = torch.randint(model.config.vocab_size, (options.batch, options.prompt)).to(device)
     capture = device == "cuda" and flux_tp.default().transport == "nvlink"
     tokens, milliseconds = generate(model, prompt, options.tokens, capture)

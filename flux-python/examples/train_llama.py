@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import flux_tp
 
 SHAPES = {  # hidden, inner, heads, KV heads, vocabulary
-    "tiny": (64, 256, 8, 4, 512),
+    "tiny": (128, 256, 8, 4, 512),
     "8b": (4096, 14336, 32, 8, 128256),
     "70b": (8192, 28672, 64, 8, 128256),
 }

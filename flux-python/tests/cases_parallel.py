@@ -181,6 +181,31 @@ def inference_adds_residuals_and_normalises_in_its_ops(comm):
         assert torch.equal(norm(other), made(name).model.norm(other)) and norm.given is None
 
 
+def inference_in_8_bits(comm):
+    """Layers in 8 bits with parameters that are DTensors: scales of a row are those of its whole, and heads may be shared."""
+    ids = batch(0, 5)
+    sizes = MODELS["qwen2"][2] | {"hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128, "num_key_value_heads": 2, "intermediate_size": 512}
+    for form in ("row", "block"):
+        models = [split("qwen2", 4, "inference", sizes).eval() for _ in range(2)]
+        flux_tp.quantize(models[1], form, keep=lambda name, _: name == "lm_head")
+        attention = models[1].model.layers[0].self_attn
+        assert attention.k_proj.weight.dtype == torch.float8_e4m3fn and models[1].lm_head.weight.dtype == BF16
+        assert attention.q_proj.weight_scale.placements == (Shard(1) if form == "row" else Shard(0),)
+        with torch.no_grad():
+            plain, found = (of(input_ids=ids).logits.float() for of in models)
+            assert 0 < (found - plain).norm() < 0.2 * plain.norm(), (form, (found - plain).norm() / plain.norm())
+        layer, other = (of.model.layers[0].mlp.down_proj for of in models)
+        codes, scale = other.weight.to_local().float(), other.weight_scale.to_local()
+        wide = codes * (scale.t() if form == "row" else scale.repeat_interleave(128, 0).repeat_interleave(128, 1))
+        assert ((wide - layer.weight.to_local().float()).abs() <= wide.abs() / 16 + 2.0**-10).all()
+        if form == "row":
+            # The scale is of the whole row, whichever rank has its largest element.
+            most = codes.abs().amax(1)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            assert (most == 448).all()
+    raises(flux_tp.OperandError, lambda: flux_tp.quantize(split("llama", 4)), "as in training", "keep=")
+
+
 def inference_has_gradients(comm):
     """As for frozen models with adapters, or on few rows: every rank has all activations."""
     ids = batch(0, 13)
@@ -197,10 +222,11 @@ def examples_run(comm):
         said = run_example("train_llama", "--layers", "1", "--steps", "2", "--checkpoint", folder[0])
         said += run_example("train_llama", "--layers", "1", "--steps", "1", "--checkpoint", folder[0], "--tp", "4")
         said += run_example("generate", "--layers", "1", "--batch", "2", "--tokens", "4")
+        said += run_example("generate", "--layers", "1", "--batch", "3", "--tokens", "4", "--fp8")
         dist.barrier()
     if dist.get_rank() == 0:
         assert all(f"step {step}: loss" in said for step in range(3)), said
-        assert "4 tokens for each of 2 prompts" in said and "in one AllGather-GEMM" in said, said
+        assert all(f"4 tokens for each of {count} prompts" in said for count in (2, 3)) and "in one AllGather-GEMM" in said, said
 
 
 def run_example(name, *words):

@@ -16,6 +16,7 @@ CASES = [
     "gpt_neox_learns_alike",
     "inference_is_alike",
     "inference_adds_residuals_and_normalises_in_its_ops",
+    "inference_in_8_bits",
     "inference_has_gradients",
     "checkpoints_load_at_other_degrees",
     "fully_sharded_on_the_other_dimension",

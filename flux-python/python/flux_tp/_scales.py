@@ -6,7 +6,7 @@ behind them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,18 @@ from ._comm import Communicator, chosen
 from ._kernels import quantized
 from .errors import OperandError
 
-__all__ = ["E4M3", "FORMS", "quantize_rows", "scaled", "with_scales"]
+__all__ = [
+    "E4M3",
+    "FORMS",
+    "Quantisable",
+    "check_groups",
+    "dequantised",
+    "quantize_rows",
+    "quantized_weight",
+    "scaled",
+    "scaled_product",
+    "with_scales",
+]
 
 E4M3 = torch.float8_e4m3fn
 FORMS = {name: number for number, name in enumerate(_native.scales_of_operands())}
@@ -165,8 +176,63 @@ def quantize_rows(
     return codes, scale.unflatten(0, lead) if len(lead) != 1 else scale
 
 
-def quantized_weight(weight: Tensor, form: str) -> tuple[Tensor, Tensor]:
-    """A weight ``[n, k]`` as codes and scales: of rows ``[1, n]``, or of 128 x 128 ``[n/128, k/128]``."""
+class Quantisable:
+    """A linear layer that :func:`flux_tp.quantize` can have compute in 8 bits."""
+
+    scales: str | None = None
+    """The form of its scales, once it does."""
+
+    def check_quantisable(self, form: str, name: str) -> None:
+        """Refuses scales of a form that do not fit the layer of this name."""
+        raise NotImplementedError
+
+    def hold_quantised(self, form: str) -> None:
+        """Holds the weight as ``weight`` and ``weight_scale``."""
+        raise NotImplementedError
+
+
+def check_groups(name: str, form: str, extents: Mapping[str, tuple[int, int]]) -> None:
+    """Refuses features of a layer, by name with their extent and in how many parts it is split, that groups of scales do not divide."""
+    for feature, (extent, parts) in extents.items():
+        multiple = parts * (_BLOCK if form == "block" else 16)
+        if extent % multiple:
+            raise OperandError(f"{name}: {feature} = {extent}, and {form} scales need multiples of {multiple}: leave it out by keep=")
+
+
+def dequantised(codes: Tensor, scale: Tensor, form: str, of_weight: bool = False) -> Tensor:
+    """What codes and scales stand for, in fp32."""
+    if form == "block":
+        scale = scale.repeat_interleave(_BLOCK, 1)
+        scale = scale.repeat_interleave(_BLOCK, 0) if of_weight else scale
+    elif form == "row" and of_weight:
+        scale = scale.t()
+    return codes.float() * scale
+
+
+def scaled_product(
+    x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, form: str, bias: Tensor | None = None, out_dtype: Any = None, out: Tensor | None = None
+) -> Tensor:
+    """``x @ weight.T + bias`` of this rank's 8-bit operands, by ``torch._scaled_mm``; on the CPU, where it lacks scales, in fp32."""
+    dtype, lead = output_dtype(out_dtype), x.shape[:-1]
+    if len(lead) > 1:
+        x, scale_a = x.flatten(0, -2), scale_a if form == "tensor" else scale_a.flatten(0, -2)
+        return scaled_product(x, weight, scale_a, scale_b, form, bias, dtype).unflatten(0, lead)
+    if x.device.type == "cpu":
+        wide = dequantised(x, scale_a, form) @ dequantised(weight, scale_b, form, True).t()
+        return (wide if bias is None else wide + bias).to(dtype)
+    if form == "row":
+        scale_a = scale_a.contiguous()
+    elif form == "block":
+        # torch takes the scales of x one column behind the other.
+        scale_a, scale_b = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t(), scale_b.t()
+    return torch._scaled_mm(x, weight.t(), scale_a, scale_b, bias, out_dtype=dtype, **({} if out is None else {"out": out}))
+
+
+def quantized_weight(weight: Tensor, form: str, of_ranks: Callable[[Tensor], Tensor] = lambda most: most) -> tuple[Tensor, Tensor]:
+    """A weight ``[n, k]`` as codes and scales: of rows ``[1, n]``, or of 128 x 128 ``[n/128, k/128]``.
+
+    ``of_ranks``: from the largest magnitudes of this rank's part of rows, those of whole rows.
+    """
     n, k = weight.shape
     wide = weight.detach().float()
     if form == "row":
@@ -174,6 +240,7 @@ def quantized_weight(weight: Tensor, form: str) -> tuple[Tensor, Tensor]:
     else:
         groups = wide.reshape(n // _BLOCK, _BLOCK, k // _BLOCK, _BLOCK).transpose(1, 2).reshape(-1, 1, _BLOCK * _BLOCK)
     most = groups.abs().amax(2, keepdim=True)
+    most = of_ranks(most) if form == "row" else most
     scale = (most / torch.finfo(E4M3).max).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (groups / scale).clamp(-448, 448).to(E4M3)
     if form == "row":

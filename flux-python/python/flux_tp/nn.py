@@ -12,19 +12,17 @@ from torch import Tensor, nn
 from ._arguments import ACTIVATIONS, GATED, check_gates, partials_number
 from ._comm import Communicator, chosen
 from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
-from ._scales import quantize_rows, quantized_weight
+from ._scales import Quantisable, check_groups, quantize_rows, quantized_weight, scaled_product
 from ._torch import FUNCTIONS, copied_input_linear
 from .errors import OperandError
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "quantize"]
 
 
-class _ParallelLinear(nn.Module):
+class _ParallelLinear(Quantisable, nn.Module):
     """One rank's part of a linear layer whose weight is split along ``_dim``, in ``halves`` that are split alike."""
 
     _dim: int
-    # The form of scales of quantised layers.
-    scales: str | None = None
 
     def __init__(
         self,
@@ -90,18 +88,14 @@ class _ParallelLinear(nn.Module):
             return whole[2 * own.start : 2 * own.stop]
         return torch.cat([half[own] for half in whole.chunk(2)])
 
-    def _check_quantisable(self, form: str, name: str) -> None:
-        if self._dim == 0 and not self.sequence_parallel:
-            raise OperandError(f"{name}: without sequence_parallel its product is torch's, which flux_tp does not quantise: leave it out by keep=")
-        group = 128 if form == "block" else 16
-        for dim, feature in enumerate(("out_features", "in_features")):
-            halves = 2 if dim == 0 and self._gates is not None else 1
-            extent, multiple = getattr(self, feature), group * halves * (self.comm.world_size if dim == self._dim else 1)
-            if extent % multiple:
-                raise OperandError(f"{name}: {feature} = {extent}, and {form} scales need multiples of {multiple}: leave it out by keep=")
+    def check_quantisable(self, form: str, name: str) -> None:
+        """Refuses scales of a form that do not fit the layer of this name."""
+        world = self.comm.world_size
+        parts = {"out_features": (world if self._dim == 0 else 1) * (1 if self._gates is None else 2), "in_features": world if self._dim else 1}
+        check_groups(name, form, {feature: (getattr(self, feature), count) for feature, count in parts.items()})
 
-    def _quantize(self, form: str) -> None:
-        """Holds the weight in 8 bits, with scales of a form that :func:`flux_tp.quantize` takes."""
+    def hold_quantised(self, form: str) -> None:
+        """Holds the weight as ``weight`` and ``weight_scale``."""
         self._out_dtype = self.weight.dtype
         codes, scale = quantized_weight(self.weight, form)
         self.weight, self.weight_scale = (nn.Parameter(of, requires_grad=False) for of in (codes, scale))
@@ -182,7 +176,11 @@ class ColumnParallelLinear(_ParallelLinear):
         if not self.sequence_parallel:
             if m is not None:
                 raise OperandError(f"m = {m}: without sequence_parallel every rank has all rows, leave it out")
-            y = copied_input_linear(x, self.weight, self.bias, self.out_features, self.comm)
+            if self.scales is None:
+                y = copied_input_linear(x, self.weight, self.bias, self.out_features, self.comm)
+            else:
+                codes, scale = quantize_rows(x, self.scales, group=self.comm)
+                y = scaled_product(codes, self.weight, scale, self.weight_scale, self.scales, self.bias, self._out_dtype)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
         x, scales = self._quantized(x)
         options = {"m": m, "n": self.out_features, "keep_gathered": self.keep_gathered, "sequence_dim": self.sequence_dim, **scales}
@@ -232,19 +230,21 @@ class RowParallelLinear(_ParallelLinear):
 def quantize(module: nn.Module, scales: str = "row", *, keep: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
     """Has the parallel linear layers of a model compute in 8 bits, for inference: in place, and returned.
 
-    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear` then holds its weight in
+    A :class:`flux_tp.ColumnParallelLinear` or :class:`flux_tp.RowParallelLinear`, or a linear layer that
+    :func:`flux_tp.parallelize` has split with ``mode="inference"``, then holds its weight in
     ``torch.float8_e4m3fn`` with ``weight_scale``, and quantises its input (:func:`quantize_rows`): ``"row"`` has a scale of each
-    output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay.
+    output channel and of each token, ``"block"`` of 128 x 128 of the weight and 1 x 128 of the input. Biases stay. What has
+    whole inputs and is split by columns is multiplied by ``torch._scaled_mm``.
 
     Args:
         keep: layers, by name and module, that stay as they are.
     """
     if scales not in ("row", "block"):
         raise OperandError(f"scales = {scales!r}: give 'row' or 'block'")
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _ParallelLinear) and layer.scales is None}
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, Quantisable) and layer.scales is None}
     layers = {name: layer for name, layer in layers.items() if not (keep and keep(name, layer))}
     for name, layer in layers.items():
-        layer._check_quantisable(scales, name or type(layer).__name__)
+        layer.check_quantisable(scales, name or type(layer).__name__)
     for layer in layers.values():
-        layer._quantize(scales)
+        layer.hold_quantised(scales)
     return module

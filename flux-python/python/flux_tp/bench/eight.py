@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._comm import Communicator
-from .._scales import E4M3, quantize_rows, quantized_weight
+from .._scales import E4M3, dequantised, quantize_rows, quantized_weight, scaled_product
 from ..errors import OperandError
 from .ranks import Ranks
 from .weights import Layer
@@ -40,8 +39,7 @@ class Weight:
 
     def wide(self) -> Tensor:
         """In fp32."""
-        scale = self.scale.t() if self.form == "row" else self.scale
-        return self.codes.float() * _spread(scale, self.form, BLOCK)
+        return dequantised(self.codes, self.scale, self.form, True)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Rows:
 
     def wide(self) -> Tensor:
         """In fp32."""
-        return self.codes.float() * _spread(self.scale, self.form, 1)
+        return dequantised(self.codes, self.scale, self.form)
 
     def carried(self) -> Tensor:
         """Codes and scales as the bytes in which they lie beside each other."""
@@ -72,10 +70,6 @@ class Rows:
         return Rows(carried.view(E4M3)[:, :k], scale, self.form)
 
 
-def _spread(scale: Tensor, form: str, rows: int) -> Tensor:
-    return scale.repeat_interleave(rows, 0).repeat_interleave(BLOCK, 1) if form == "block" else scale
-
-
 def quantized(comm: Communicator, x: Tensor, weight: Weight, norm: tuple[Tensor, float] | None = None) -> Rows:
     """The input of a layer; ``norm``: gain and epsilon of an RMSNorm before."""
     scales = weight.form if weight.of_input is None else weight.of_input
@@ -83,16 +77,8 @@ def quantized(comm: Communicator, x: Tensor, weight: Weight, norm: tuple[Tensor,
 
 
 def product(x: Rows, weight: Weight, out: Tensor | None = None) -> Tensor:
-    """``x @ weight.T`` in bf16 by torch; on the CPU, where it has no scales of rows and blocks, of fp32 operands."""
-    if x.codes.device.type == "cpu":
-        return F.linear(x.wide(), weight.wide()).to(torch.bfloat16)
-    scales = x.scale, weight.scale
-    if x.form == "row":
-        scales = x.scale.contiguous(), weight.scale
-    elif x.form == "block":
-        # torch takes the scales of x one column behind the other.
-        scales = torch.empty_like(x.scale.t(), memory_format=torch.contiguous_format).copy_(x.scale.t()).t(), weight.scale.t()
-    return torch._scaled_mm(x.codes, weight.codes.t(), *scales, out_dtype=torch.bfloat16, **({} if out is None else {"out": out}))
+    """``x @ weight.T`` in bf16 by torch."""
+    return scaled_product(x.codes, weight.codes, x.scale, weight.scale, x.form, out=out)
 
 
 def eight_bits(layer: Layer, form: str) -> Layer:

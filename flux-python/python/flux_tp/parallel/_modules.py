@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .._comm import Communicator
 from .._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .._rows import all_reduce
+from .._scales import Quantisable, check_groups, quantize_rows, quantized_weight, scaled_product
 from .._torch import copied_input_linear
 from ..errors import OperandError
 from ._mesh import arrange, local, present, summed
@@ -47,10 +48,30 @@ class Gathered:
         raise OperandError(f"a module under flux_tp.Fused reads .{name} of its input, which only the named layers may read: name all layers that do")
 
 
-class ColwiseLinear(nn.Linear):
+class _Linear(Quantisable, nn.Linear):
+    layout: Layout
+
+    def _replace(self, codes: Tensor, scale: Tensor, of_scale: Placement, form: str) -> None:
+        """Holds this rank's part of a quantised weight, with the placement of its scales."""
+        mesh, (of_codes,) = self.weight.device_mesh, self.weight.placements
+        self.out_dtype, self.scales = self.weight.dtype, form
+        for name, part, placement in (("weight", codes, of_codes), ("weight_scale", scale, of_scale)):
+            part = DTensor.from_local(part, mesh, [placement], run_check=False)
+            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
+        if self.bias is not None:
+            self.bias.requires_grad_(False)
+
+    def quantised(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The input of a layer, and what the op takes with it."""
+        if self.scales is None:
+            return x, {}
+        codes, scale = quantize_rows(x, self.scales, group=self.layout.comm)
+        return codes, {"scale_a": scale, "scale_b": local(self.weight_scale), "out_dtype": self.out_dtype}
+
+
+class ColwiseLinear(_Linear):
     """A linear layer whose output features are split over the ranks."""
 
-    layout: Layout
     column: int
     """Its number among the layers of a module under ``Fused``."""
 
@@ -61,7 +82,9 @@ class ColwiseLinear(nn.Linear):
         whole = not isinstance(layout.input, Shard) or layout.input.dim in (-1, x.ndim - 1)
         x = arrange(x, self.weight.device_mesh, layout.input, Replicate() if whole else layout.input)
         weight, bias = self.own()
-        if whole:
+        if self.scales is not None:
+            y = self.scaled(*quantize_rows(x, self.scales, group=layout.comm))
+        elif whole:
             y = copied_input_linear(x, weight, bias, weight.shape[0] * layout.comm.world_size, layout.comm)
         else:
             y = all_gather_matmul(x, weight, bias, group=layout.comm, sequence_dim=layout.input.dim, keep_gathered=layout.keep_gathered)
@@ -75,14 +98,38 @@ class ColwiseLinear(nn.Linear):
         weight = summed(weight, layout.comm)[layout.features]
         return weight, None if bias is None else summed(bias, layout.comm)[layout.features]
 
+    def scaled(self, codes: Tensor, scale: Tensor) -> Tensor:
+        """The product with a quantised input."""
+        (weight, bias), scale_b, features = self.own(), local(self.weight_scale), self.layout.features
+        if features is not None:
+            of_row = self.scales == "row"
+            scale_b = scale_b[:, features] if of_row else scale_b[features.start // 128 : features.stop // 128]
+        return scaled_product(codes, weight, scale, scale_b, self.scales, bias, self.out_dtype)
+
+    def check_quantisable(self, form: str, name: str) -> None:
+        """Refuses scales of a form that do not fit the layer of this name."""
+        if isinstance(self.layout.input, Shard):
+            raise OperandError(f"{name}: its input is split over the ranks, as in training: parallelize with mode='inference', or leave it out by keep=")
+        features = self.layout.features
+        parts = self.layout.comm.world_size if features is None else 1
+        extents = {"out_features": (self.out_features, parts), "in_features": (self.in_features, 1)}
+        if features is not None:
+            extents["features of this rank"] = (features.stop - features.start, 1)
+        check_groups(name, form, extents)
+
+    def hold_quantised(self, form: str) -> None:
+        """Holds the weight as ``weight`` and ``weight_scale``."""
+        (placement,) = self.weight.placements
+        of_scale = Shard(1) if form == "row" and placement.is_shard() else placement
+        self._replace(*quantized_weight(local(self.weight), form), of_scale, form)
+
     def _presented(self, y: Tensor) -> Tensor:
         return present(y, self.weight.device_mesh, Shard(-1), self.layout.output, self.layout.use_local_output)
 
 
-class RowwiseLinear(nn.Linear):
+class RowwiseLinear(_Linear):
     """A linear layer whose input features are split over the ranks."""
 
-    layout: Layout
     residual: Tensor | None = None
     """What the next call adds."""
     following: Sequence[nn.Module] = ()
@@ -91,7 +138,8 @@ class RowwiseLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         layout, mesh = self.layout, self.weight.device_mesh
         x = arrange(x, mesh, layout.input, Shard(-1))
-        options = {"group": layout.comm, "partials": layout.partials}
+        x, scales = self.quantised(x)
+        options = {"group": layout.comm, "partials": layout.partials, **scales}
         if isinstance(layout.output, Shard) and layout.output.dim not in (-1, x.ndim - 1):
             y = matmul_reduce_scatter(x, local(self.weight), local(self.bias), sequence_dim=layout.output.dim, **options)
             return present(y, mesh, layout.output, layout.output, layout.use_local_output)
@@ -103,6 +151,16 @@ class RowwiseLinear(nn.Linear):
             (norm,) = self.following
             y, _ = norm.given = matmul_all_reduce(*operands, norm=(local(norm.weight), norm.variance_epsilon), **options)
         return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
+
+    def check_quantisable(self, form: str, name: str) -> None:
+        """Refuses scales of a form that do not fit the layer of this name."""
+        check_groups(name, form, {"out_features": (self.out_features, 1), "in_features": (self.in_features, self.layout.comm.world_size)})
+
+    def hold_quantised(self, form: str) -> None:
+        """Holds the weight as ``weight`` and ``weight_scale``; a row's scale is that of the row over all ranks."""
+        comm = self.layout.comm
+        of_ranks = lambda most: all_reduce(most, "max", comm) if comm.world_size > 1 else most
+        self._replace(*quantized_weight(local(self.weight), form, of_ranks), Replicate() if form == "row" else Shard(1), form)
 
 
 class VocabularyEmbedding(nn.Embedding):
@@ -141,7 +199,10 @@ def gathered(layers: Sequence[ColwiseLinear], x: Tensor) -> Gathered:
     weights, biases = zip(*(layer.own() for layer in layers), strict=True)
     if not isinstance(layout.input, Shard):
         x = summed(x, layout.comm)
-        return Gathered(x.shape, [F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)])
+        forms = {layer.scales for layer in layers} - {None}
+        once = {form: quantize_rows(x, form, group=layout.comm) for form in forms}
+        products = zip(layers, weights, biases, strict=True)
+        return Gathered(x.shape, [layer.scaled(*once[layer.scales]) if layer.scales else F.linear(x, *own) for layer, *own in products])
     options = {"group": layout.comm, "sequence_dim": layout.input.dim, "keep_gathered": layout.keep_gathered}
     if len(layers) == 1:
         results = [all_gather_matmul(x, weights[0], biases[0], **options)]

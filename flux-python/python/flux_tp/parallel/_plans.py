@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from .._comm import Communicator
 from ..errors import OperandError
-from ._decoder import fuse_residuals
+from ._decoder import fuse_residuals, is_known
 from ._loss import causal_lm_loss
 from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
@@ -166,6 +166,9 @@ class _Plan:
         if self.training:
             style = Fused(*columns, keep_gathered=self.keep, features=features)
             self._add(name, style, f"{', '.join(columns)} in one AllGather-GEMM{whole}")
+        elif len(columns) > 1 and is_known(self.model.get_submodule(name.rpartition(".")[0])):
+            style = Fused(*columns, input_layouts=Replicate(), features=features)
+            self._add(name, style, f"{', '.join(columns)} of one input; GEMMs{whole}")
         else:
             for column in columns:
                 part = "its heads shared" if column in features else "output features split"
