@@ -39,6 +39,7 @@ headers![
     "common/raise.cuh",
     "common/reduce_rows.cuh",
     "common/scatter.cuh",
+    "common/sentinel.cuh",
     "common/shards.cuh",
     "common/trace.cuh",
     "common/wait.cuh",

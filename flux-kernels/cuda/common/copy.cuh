@@ -1,10 +1,12 @@
 // Copies peers' finished rows from the own results to the caller's y.
 //
-// Copies are the last records of the program, and each awaits one signal. The mover's warp makes
+// Copies are the last records of the program, and each awaits one signal, or polls sums that are
+// their own. The mover's warp makes
 // the first ones of a CTA beside the GEMM; consumers that have no tile and no reduction left make
 // the others. Who has seen its last signal arrives at `copied`, before which no CTA closes the call.
 
 #pragma once
+#include "common/sentinel.cuh"
 #include "common/wait.cuh"
 #include "common/walk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -50,27 +52,41 @@ private:
         for (u32 n = first; n < end; ++n) {
             const WorkItem item = load_item(p, p.item_count + blockIdx.x + n * gridDim.x);
             // After a failed wait garbage within bounds is copied: the call is reported as failed.
-            if (lane == 0) await_late(p, epoch, item, 0);
+            if (lane == 0 && p.own_signals == 0) await_late(p, epoch, item, 0);
             // Orders what lane 0 has acquired before the other lanes' loads.
             __syncwarp();
             copy_rows(item, part, parts);
         }
+        if (p.own_signals != 0) order_seen();
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(smem.copied());
     }
 
     __device__ __forceinline__ void copy_rows(const WorkItem& item, u32 part, u32 parts) const {
-        const u64 from = p.data[p.rank] + (epoch & 1) * p.half_stride + p.results_offset;
+        const u64 from = p.data[p.rank] + (epoch & 1) * p.rows_stride + p.results_offset;
         const u32 per_row = item.cols / C::Output::kPerVector, all = item.rows * per_row, stride = 32 * parts;
 #pragma unroll 1
         for (u32 v = part * 32 + lane; v < all; v += kAhead * stride) {
             uint4 eight[kAhead];
+            for (Deadline deadline{0};;) {
+                bool stored = true;
 #pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) {
-                // A vector that does not exist repeats the last one: registers that only some
-                // threads write would be kept through the mainloop.
-                const u32 at = least(v + i * stride, all - 1);
-                eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
+                for (u32 i = 0; i < kAhead; ++i) {
+                    // A vector that does not exist repeats the last one: registers that only some
+                    // threads write would be kept through the mainloop.
+                    const u32 at = least(v + i * stride, all - 1);
+                    eight[i] = load_row_vector(p, from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
+                    // Another lane restores the last one.
+                    stored &= v + i * stride >= all || is_stored(eight[i]);
+                }
+                if (p.own_signals == 0 || stored || !deadline.again_of_rows(p, epoch, p.awaits[item.late_first].peer)) break;
+            }
+            if (p.own_signals != 0) {
+#pragma unroll
+                for (u32 i = 0; i < kAhead; ++i) {
+                    const u32 at = v + i * stride;
+                    if (at < all) restore_sentinel(from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
+                }
             }
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {

@@ -29,6 +29,7 @@ struct Consumer {
     u32 announced_phase = 0;
 
     __device__ __forceinline__ void run(const Walk& walk) {
+        if constexpr (C::kScatters) order_restored(p);
         u32 number = 0;
         for (; walk.item(number) < walk.count; ++number) {
             // Each phase finds the item anew and loads the fields that it needs: the registers hold
@@ -157,7 +158,7 @@ private:
                 return;
             }
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                if (!is_poisoned()) scatter(item, half, acc);
+                if (!is_poisoned()) scatter(item, acc);
                 return;
             }
             const Rounded<C> rounded(acc);
@@ -183,8 +184,8 @@ private:
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.
-    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
-        const u64 rows = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
+    __device__ __forceinline__ void scatter(const WorkItem& item, const Accumulators<C>& acc) const {
+        const u64 rows = p.rows_offset + (epoch() & 1) * p.rows_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
         const auto row_at = [&](u32 row) -> u64 {
             if (row >= item.rows) return 0;
             const RowOwner owner(p, item.row + row);
@@ -193,7 +194,7 @@ private:
         };
         const auto put = [&](u64 at, uint4 values) {
             if (p.scatter_mask == 0) {
-                ptx::store_global_16(at, values);
+                store_row_vector(p, at, values);
             } else {
                 put_at(p.scatter_mask, at, values);
             }
@@ -218,7 +219,7 @@ private:
     // lies as far from the start.
     __device__ __forceinline__ void put_at(u32 ranks, u64 at, uint4 values) const {
 #pragma unroll 1
-        for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), values);
+        for (u32 left = ranks; left != 0; left &= left - 1) store_row_vector(p, at + (p.data[__ffs(left) - 1] - own_data(p)), values);
     }
 
     // Leaves the item's signal to the signaller, once it has raised the one before.
@@ -233,14 +234,11 @@ private:
     // Reductions follow all tiles of the walk.
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
-        ptx::mbarrier_wait(smem.rows_ready(), 0);
-        // After a failed wait a peer may be gone, or in a new communicator.
-        const bool live = ptx::named_barrier_all<1, 32 * C::kConsumerWarps>(!poisoned(p));
+        const bool live = rows_may_be_reduced<C, 1>(p, smem);
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
             const auto index = [&] { return i; };
-            mark(index, &ItemStamps::partials_there);
-            reduce_rows<C>(p, epoch(), item, threadIdx.x, live);
+            reduce_rows<C>(p, smem, epoch(), item, threadIdx.x, live, i + walk.stride >= walk.count, [&] { mark(index, &ItemStamps::partials_there); });
             raise_shared_sum<C, 1>(p, epoch(), item, threadIdx.x, live);
             mark(index, &ItemStamps::written);
         }

@@ -50,6 +50,7 @@ struct Consumer {
     u32 first_n = ptx::from_lane(C::kSwapAB ? ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA) : weights_descriptor(), 0);
 
     __device__ __forceinline__ void run(const Walk& walk) {
+        if constexpr (C::kScatters) order_restored(p);
         // Not the walk's value, which would live in local memory across the change of registers.
         u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
         for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
@@ -481,15 +482,13 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
-        ptx::mbarrier_wait(smem.rows_ready(), 0);
-        // After a failed wait a peer may be gone, or in a new communicator.
-        const bool live = ptx::named_barrier_all<3, 128 * C::kConsumers>(!poisoned(p));
+        const bool live = rows_may_be_reduced<C, 3>(p, smem);
         for (;;) {
-            mark(i, &ItemStamps::partials_there);
-            reduce_rows<C>(p, epoch, item, index * 128 + thread, live);
+            const u32 next = i + walk.stride;
+            reduce_rows<C>(p, smem, epoch, item, index * 128 + thread, live, next >= walk.count, [&] { mark(i, &ItemStamps::partials_there); });
             raise_shared_sum<C, 3>(p, epoch, item, index * 128 + thread, live);
             mark(i, &ItemStamps::written);
-            if ((i += walk.stride) >= walk.count) return;
+            if ((i = next) >= walk.count) return;
             item = load_item(p, i);
         }
     }

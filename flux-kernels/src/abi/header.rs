@@ -58,6 +58,7 @@ fn write() -> String {
         ("kPushedBytes", PUSHED_BYTES as u32),
         ("kSentBytes", SENT_BYTES),
         ("kRawEnd", RAW_END),
+        ("kSentinel", layout::SENTINEL),
     ];
     for (name, value) in constants {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
@@ -78,7 +79,12 @@ fn write() -> String {
     text += &enumeration("FaultCode", &codes);
     text += &enumeration(
         "FaultWait",
-        &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)],
+        &[
+            ("kSignal", fault::SIGNAL),
+            ("kPushed", fault::PUSHED),
+            ("kCall", fault::CALL),
+            ("kRows", fault::ROWS),
+        ],
     );
     text += &dtypes();
     text += &activations();

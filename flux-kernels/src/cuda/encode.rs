@@ -11,7 +11,7 @@ use crate::variant::Variant;
 use crate::weights::{GateLayout, WeightLayout};
 use bytemuck::Zeroable;
 use cudarc::driver::sys::CUtensorMap;
-use flux_core::layout::gather_place_bytes;
+use flux_core::layout::{gather_place_bytes, own_signal_stride};
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
@@ -309,6 +309,8 @@ pub(super) fn encode_params(
     let [x, scale_x] = [Operand::X, Operand::ScaleX].map(|operand| args.operand(operand, 0));
     let (residual, residual_rows) =
         in_rows_of_items(p, args.operand(Operand::Residual, 0), args.result_rows);
+    // Only what the ranks have in common decides.
+    let own_signals = args.own_signals.filter(|_| p.has_own_signals());
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,
@@ -336,7 +338,12 @@ pub(super) fn encode_params(
         row_bytes: problem.gathered_row_bytes(),
         shard_slot_bytes: gather_place_bytes(problem),
         weights: weights(p, args),
-        results_offset: p.results_offset(),
+        rows_offset: own_signals.unwrap_or(0),
+        rows_stride: match own_signals {
+            Some(_) => own_signal_stride(world),
+            None => args.half_stride,
+        },
+        results_offset: own_signals.unwrap_or(0) + p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
         residual: residual.address,
@@ -364,7 +371,7 @@ pub(super) fn encode_params(
         } else {
             0
         },
-        padding: 0,
+        own_signals: u32::from(own_signals.is_some()),
         k_local: problem.k_local(p.rank),
         activation: args.activation as u32,
         gate_step,

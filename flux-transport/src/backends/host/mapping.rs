@@ -66,6 +66,7 @@ impl Mapping {
             data: regions.iter().map(|region| region.data()).collect(),
             pads,
             scattered: None,
+            own_signals: None,
             control: own.control.address(),
             fault: own.fault.address(),
             size,
