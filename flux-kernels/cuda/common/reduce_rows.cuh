@@ -27,9 +27,9 @@ struct SentVector {
     static constexpr u32 kWords = C::kPartialBytes / C::Output::kBytes;
     uint4 words[kWords] = {};
 
-    __device__ __forceinline__ void load(const Params& p, u64 at) {
+    __device__ __forceinline__ void load(bool signal, u64 at) {
 #pragma unroll
-        for (u32 i = 0; i < kWords; ++i) words[i] = load_row_vector(p, at + i * 16);
+        for (u32 i = 0; i < kWords; ++i) words[i] = load_row_vector(signal, at + i * 16);
     }
 
     // Where a vector that was not loaded counts as stored.
@@ -156,7 +156,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
                 for (u32 s = 0; s < kSources; ++s) {
 #pragma unroll
                     for (u32 n = 0; n < kPlaces; ++n) {
-                        if (there(s, n)) sent[s][n].load(p, address(s, n));
+                        if (there(s, n)) sent[s][n].load(polls, address(s, n));
                     }
                 }
                 if (!polls) break;
@@ -180,7 +180,9 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
                 for (u32 s = 0; s < kSources; ++s) {
 #pragma unroll
                     for (u32 n = 0; n < kPlaces; ++n) {
-                        if (there(s, n)) sent[s][n].restore(address(s, n));
+                        // Worked out anew: kept through the poll, addresses would take too many
+                        // registers.
+                        if (there(s, n)) sent[s][n].restore(ptx::copied_here(address(s, n)));
                     }
                 }
             }

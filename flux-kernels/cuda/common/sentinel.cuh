@@ -33,9 +33,9 @@ __device__ __forceinline__ void store_row_vector(const Params& p, u64 at, const 
     }
 }
 
-// Loads a vector that another rank stored so, or has yet to store.
-__device__ __forceinline__ uint4 load_row_vector(const Params& p, u64 at) {
-    return p.own_signals != 0 ? ptx::load_relaxed_sys_16(at) : ptx::load_global_16(at);
+// Loads a vector that another rank stored so; one that is its own `signal` may have yet to come.
+__device__ __forceinline__ uint4 load_row_vector(bool signal, u64 at) {
+    return signal ? ptx::load_relaxed_sys_16(at) : ptx::load_global_16(at);
 }
 
 // Orders the sentinels that this rank restored in earlier calls before the rows that this thread

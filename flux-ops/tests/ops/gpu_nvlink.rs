@@ -33,6 +33,17 @@ fn ten_thousand_calls_in_a_row() {
 }
 
 #[test]
+fn few_rows_leave_no_wrong_element() {
+    on_gpus(|machine| suite::few_rows_leave_no_wrong_element(machine, 200_000));
+}
+
+#[test]
+#[ignore = "a minute on two GPUs"]
+fn few_rows_leave_no_wrong_element_in_millions_of_calls() {
+    on_gpus(|machine| suite::few_rows_leave_no_wrong_element(machine, 700_000));
+}
+
+#[test]
 fn calls_with_other_rows_fail_on_every_rank() {
     on_gpus(suite::calls_with_other_rows_fail_on_every_rank);
 }

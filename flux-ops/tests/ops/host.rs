@@ -42,6 +42,11 @@ fn ranks_as_processes_pass_all_of_these_tests() {
 }
 
 #[test]
+fn few_rows_leave_no_wrong_element() {
+    on_host(|machine| suite::few_rows_leave_no_wrong_element(machine, 150));
+}
+
+#[test]
 fn many_calls_in_a_row() {
     suite::many_calls_in_a_row(MACHINE, 500);
 }

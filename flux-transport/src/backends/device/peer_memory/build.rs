@@ -66,13 +66,7 @@ fn make(
     members: &PeerDevices,
     request: Request,
 ) -> Result<(Candidate, Option<OwnedFd>), PeerMemoryError> {
-    let candidate = Candidate::new(
-        device,
-        lane,
-        request,
-        members.handles,
-        &members.ordinals,
-    )?;
+    let candidate = Candidate::new(device, lane, request, members.handles, &members.ordinals)?;
     let fd = match members.handles {
         Handles::None => None,
         Handles::PosixFd => Some(candidate.export()?),
@@ -80,11 +74,7 @@ fn make(
     Ok((candidate, fd))
 }
 
-fn compatible(
-    rank: u32,
-    offers: &[Offer],
-    own_signal_bytes: u64,
-) -> Result<(), PeerMemoryError> {
+fn compatible(rank: u32, offers: &[Offer], own_signal_bytes: u64) -> Result<(), PeerMemoryError> {
     let own = offers[rank as usize];
     for (peer, other) in (0..).zip(offers) {
         if (other.size, other.epoch) != (own.size, own.epoch)
