@@ -70,6 +70,7 @@ fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
         this.comm.reserve(more).unwrap();
         let view = this.view();
         assert_eq!(view.size, SIZE.max(more));
+        assert!(view.own_signals > old.own_signals, "rows lie behind the larger workspace");
         assert_eq!(view.fault, old.fault);
         assert_eq!(view.deadline_ns, old.deadline_ns);
         assert_fresh(&this, 1);
