@@ -11,12 +11,14 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
+use std::ops::Range;
 
 /// Calls of a test: the third uses the half of the first, and the epoch wraps before the second.
 const CALLS: usize = 3;
 const FIRST: Epoch = Epoch::new(u32::MAX);
 
-/// Which fences the kernels have.
+/// Which fences the kernels have: of each the half that the rules need. The kernels' do both, but
+/// a fence of one thread acquires nothing that another has read, as loom would have it.
 #[derive(Clone, Copy)]
 struct Fences {
     /// Of a storing thread, before its first row of a call.
@@ -33,8 +35,6 @@ struct Machine {
     /// Written by a rank when it restores the word of a call, and read by the peer before it stores
     /// that word again. A machine on which one need not precede the other may lose the row.
     restored: [[UnsafeCell<bool>; CALLS]; 2],
-    /// The calls that a rank's storing thread may begin: its kernels are ordered.
-    begun: AtomicU32,
 }
 
 impl Machine {
@@ -42,7 +42,6 @@ impl Machine {
         Self {
             rows: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU32::new(SENTINEL))),
             restored: std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(false))),
-            begun: AtomicU32::new(0),
         }
     }
 
@@ -54,7 +53,7 @@ impl Machine {
     /// Stores a rank's row of a call at its peer.
     fn store(&self, rank: usize, call: usize, fences: Fences) {
         if fences.before_rows {
-            fence(Ordering::AcqRel);
+            fence(Ordering::Release);
         }
         if let Some(last) = call.checked_sub(2) {
             // SAFETY: none is claimed: loom checks whether the peer's access precedes this.
@@ -76,7 +75,7 @@ impl Machine {
             }
         }
         if fences.behind_polls {
-            fence(Ordering::AcqRel);
+            fence(Ordering::Acquire);
         }
         // SAFETY: as in `store`.
         self.restored[rank][call].with_mut(|cell| unsafe { *cell = true });
@@ -84,35 +83,24 @@ impl Machine {
     }
 }
 
-/// One rank stores and polls by one thread, the other by two, whose calls are ordered as kernels
-/// are: a thread stores rows of a call when the polls of the call before have ended.
+/// Three calls of both ranks. One has another thread for its last call, which begins when those
+/// before have ended, as a kernel does: what that stores follows what another thread has polled.
 fn exchange(fences: Fences) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(2);
     model.check(move || {
         let machine = Arc::new(Machine::new());
-        let [storing, peer] = [(), ()].map(|()| Arc::clone(&machine));
-        let threads = [
-            thread::spawn(move || {
-                for call in 0..CALLS {
-                    while storing.begun.load(Ordering::Acquire) < call as u32 {
-                        thread::yield_now();
-                    }
-                    storing.store(0, call, fences);
-                }
-            }),
-            thread::spawn(move || {
-                for call in 0..CALLS {
-                    peer.store(1, call, fences);
-                    peer.take(1, call, fences);
-                }
-            }),
-        ];
-        for call in 0..CALLS {
-            machine.take(0, call, fences);
-            machine.begun.store(call as u32 + 1, Ordering::Release);
-        }
-        for thread in threads {
+        let calls = move |machine: &Machine, rank, calls: Range<usize>| {
+            for call in calls {
+                machine.store(rank, call, fences);
+                machine.take(rank, call, fences);
+            }
+        };
+        let [peer, last] = [(), ()].map(|()| Arc::clone(&machine));
+        let peer = thread::spawn(move || calls(&peer, 1, 0..CALLS));
+        calls(&machine, 0, 0..CALLS - 1);
+        let last = thread::spawn(move || calls(&last, 0, CALLS - 1..CALLS));
+        for thread in [peer, last] {
             thread.join().expect("a rank ends");
         }
         for word in machine.rows.iter().flatten() {
