@@ -30,7 +30,7 @@ struct Copier {
     __device__ __forceinline__ void beside_gemm() const { copy<false>(0, first_of_consumers(), 0, 1); }
 
     // By warp `warp` of the consumers.
-    __device__ __forceinline__ void behind_gemm(u32 warp) const { copy<C::kScatters>(first_of_consumers(), count(), warp, kWarps); }
+    __device__ __forceinline__ void behind_gemm(u32 warp) const { copy<C::kScatters && C::kPollsRows>(first_of_consumers(), count(), warp, kWarps); }
 
 private:
     __device__ __forceinline__ u32 count() const {

@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
     if (to.results == 0) return;
     const u64 result = to.results + row * p.result_row_bytes + at.col * u64{C::Output::kBytes};
 #pragma unroll 1
-    for (u32 step = 1; step < p.world; ++step) store_row_vector(p, p.data[(p.rank + step) % p.world] + result, eight);
+    for (u32 step = 1; step < p.world; ++step) store_row_vector<C>(p, p.data[(p.rank + step) % p.world] + result, eight);
 }
 
 // Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
@@ -121,7 +121,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
     // Offset from the buffer of peers' rows to the one of this rank's.
     const u64 to_own = p.data[p.rank] - p.scatter_buffer;
     const u32 count = item.rows * (item.cols / C::Output::kPerVector);
-    const bool polls = p.own_signals != 0;
+    const bool polls = has_own_signals<C>(p);
     const auto end_polls = [&] {
         arrived();
         if (!last) return;
@@ -206,7 +206,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
 // Arrivals at `rows_ready`.
 template <class C>
 __device__ __forceinline__ u32 rows_ready_arrivals(const Params& p) {
-    return p.own_signals != 0 ? 128 * C::kConsumers : 1;
+    return has_own_signals<C>(p) ? 128 * C::kConsumers : 1;
 }
 
 // Waits until an item's rows may be loaded, or polled; whether no wait has failed. By the threads of
@@ -214,7 +214,7 @@ __device__ __forceinline__ u32 rows_ready_arrivals(const Params& p) {
 // communicator.
 template <class C, u32 kBarrier>
 __device__ __forceinline__ bool rows_may_be_reduced(const Params& p, const Shared<C>& smem) {
-    if (p.own_signals != 0) return !poisoned(p);
+    if (has_own_signals<C>(p)) return !poisoned(p);
     ptx::mbarrier_wait(smem.rows_ready(), 0);
     return ptx::named_barrier_all<kBarrier, 128 * C::kConsumers>(!poisoned(p));
 }
@@ -223,7 +223,7 @@ __device__ __forceinline__ bool rows_may_be_reduced(const Params& p, const Share
 // 128 * kConsumers, at named barrier `kBarrier`.
 template <class C, u32 kBarrier>
 __device__ __forceinline__ void raise_shared_sum(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
-    if (!is_shared_sum(item) || !live || p.own_signals != 0) return;
+    if (!is_shared_sum(item) || !live || has_own_signals<C>(p)) return;
     // Gathers the threads' sums before the signal.
     ptx::named_barrier_sync<kBarrier, 128 * C::kConsumers>();
     raise_at_peers(p, epoch, item, thread);
@@ -249,7 +249,7 @@ struct RowAwaits {
 // polled by the consumers.
 template <class C>
 __device__ __forceinline__ void await_rows_to_reduce(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, RowAwaits ahead) {
-    if (p.own_signals != 0) return;
+    if (has_own_signals<C>(p)) return;
     const u32 lane = threadIdx.x % 32;
     for (;;) {
         // After a failed wait the sums are garbage within bounds: the call is reported as failed.

@@ -55,11 +55,11 @@ struct Scatter {
         const u64 at = place + static_cast<u64>(owner.row) * p.source_row_bytes + (item.col + col) * u64{C::kPartialBytes};
         const uint4 values = ptx::load_shared_16(smem.out_row(first_staged + staged) + col * C::kPartialBytes);
         if (p.scatter_mask == 0) {
-            store_row_vector(p, p.data[owner.rank] + at, values);
+            store_row_vector<C>(p, p.data[owner.rank] + at, values);
             return;
         }
 #pragma unroll 1
-        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) store_row_vector(p, p.data[__ffs(left) - 1] + at, values);
+        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) store_row_vector<C>(p, p.data[__ffs(left) - 1] + at, values);
     }
 };
 

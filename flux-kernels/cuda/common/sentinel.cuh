@@ -24,9 +24,16 @@ __device__ __forceinline__ void restore_sentinel(u64 at) {
     ptx::store_relaxed_sys_16(at, {kSentinel, kSentinel, kSentinel, kSentinel});
 }
 
+// Whether rows are. The portable kernel has no registers to poll them beside its addresses.
+template <class C>
+__device__ __forceinline__ bool has_own_signals(const Params& p) {
+    return C::kPollsRows && p.own_signals != 0;
+}
+
 // Stores a vector for another rank's reduction or copy.
+template <class C>
 __device__ __forceinline__ void store_row_vector(const Params& p, u64 at, const uint4& v) {
-    if (p.own_signals != 0) {
+    if (has_own_signals<C>(p)) {
         ptx::store_relaxed_sys_16(at, without_sentinel(v));
     } else {
         ptx::store_global_16(at, v);
@@ -40,8 +47,9 @@ __device__ __forceinline__ uint4 load_row_vector(bool signal, u64 at) {
 
 // Orders the sentinels that this rank restored in earlier calls before the rows that this thread
 // stores. By every thread that stores some, once, before the first.
+template <class C>
 __device__ __forceinline__ void order_restored(const Params& p) {
-    if (p.own_signals != 0) ptx::fence_acq_rel_sys();
+    if (has_own_signals<C>(p)) ptx::fence_acq_rel_sys();
 }
 
 // The other side: orders the sentinels that peers restored before the rows that they have stored,

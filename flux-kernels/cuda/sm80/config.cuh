@@ -9,7 +9,9 @@ namespace flux {
 // `Numbers` of the variant's translation unit: flux-kernels/src/variant/portable.rs computes and
 // explains them.
 template <class Numbers>
-using Config = Numbers;
+struct Config : Numbers {
+    static constexpr bool kPollsRows = false;
+};
 
 // Addresses in the CTA's shared window.
 template <class C>

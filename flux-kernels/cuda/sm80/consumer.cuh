@@ -29,7 +29,6 @@ struct Consumer {
     u32 announced_phase = 0;
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        if constexpr (C::kScatters) order_restored(p);
         u32 number = 0;
         for (; walk.item(number) < walk.count; ++number) {
             // Each phase finds the item anew and loads the fields that it needs: the registers hold
@@ -194,7 +193,7 @@ private:
         };
         const auto put = [&](u64 at, uint4 values) {
             if (p.scatter_mask == 0) {
-                store_row_vector(p, at, values);
+                ptx::store_global_16(at, values);
             } else {
                 put_at(p.scatter_mask, at, values);
             }
@@ -219,7 +218,7 @@ private:
     // lies as far from the start.
     __device__ __forceinline__ void put_at(u32 ranks, u64 at, uint4 values) const {
 #pragma unroll 1
-        for (u32 left = ranks; left != 0; left &= left - 1) store_row_vector(p, at + (p.data[__ffs(left) - 1] - own_data(p)), values);
+        for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), values);
     }
 
     // Leaves the item's signal to the signaller, once it has raised the one before.

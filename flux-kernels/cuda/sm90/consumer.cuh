@@ -50,7 +50,7 @@ struct Consumer {
     u32 first_n = ptx::from_lane(C::kSwapAB ? ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA) : weights_descriptor(), 0);
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        if constexpr (C::kScatters) order_restored(p);
+        if constexpr (C::kScatters) order_restored<C>(p);
         // Not the walk's value, which would live in local memory across the change of registers.
         u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
         for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {

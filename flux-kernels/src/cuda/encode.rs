@@ -309,8 +309,10 @@ pub(super) fn encode_params(
     let [x, scale_x] = [Operand::X, Operand::ScaleX].map(|operand| args.operand(operand, 0));
     let (residual, residual_rows) =
         in_rows_of_items(p, args.operand(Operand::Residual, 0), args.result_rows);
-    // Only what the ranks have in common decides.
-    let own_signals = args.own_signals.filter(|_| p.has_own_signals());
+    // Only what the ranks have in common decides. The portable kernel polls signals alone.
+    let own_signals = args
+        .own_signals
+        .filter(|_| variant.generation() == Generation::Hopper && p.has_own_signals());
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,

@@ -82,7 +82,7 @@ pub fn few_rows_leave_no_wrong_element(machine: Machine, calls: usize) {
                         std::thread::sleep(Duration::from_millis(3));
                     }
                     // Large calls are rare.
-                    let large = call / TURN % 16 == 0;
+                    let large = (call / TURN).is_multiple_of(16);
                     for set in &mut sets[..ROWS.len() - usize::from(!large)] {
                         set.call(&op, node, call);
                     }
