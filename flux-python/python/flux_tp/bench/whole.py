@@ -5,10 +5,9 @@ Invariant: all modes have the same initial weights and tokens, and make the same
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -99,11 +98,10 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
         reason = _why_not(ranks, mode, phase)
         if reason is None:
             kind = _Training if phase == "steps" else _Decoding
-            with _compiling(mode):
-                reason = attempt(ranks, lambda: found.append(kind(ranks, mesh, mode, options, name, count)))
-                reason = reason or attempt(ranks, lambda: [found[0].step() for _ in range(2)])
-                # Into a graph, on GPUs: its own call is another one.
-                reason = reason or attempt(ranks, lambda: found.append(found[0].call()))
+            reason = attempt(ranks, lambda: found.append(kind(ranks, mesh, mode, options, name, count)))
+            reason = reason or attempt(ranks, lambda: [found[0].step() for _ in range(2)])
+            # Into a graph, on GPUs: its own call is another one.
+            reason = reason or attempt(ranks, lambda: found.append(found[0].call()))
         if reason is None:
             made[label], calls[label] = found
         else:
@@ -138,17 +136,6 @@ def _why_not(ranks: Ranks, mode: _Mode, phase: str) -> str | None:
     return ranks.why_no_symmetric_memory() if mode.overlapped else None
 
 
-@contextlib.contextmanager
-def _compiling(mode: _Mode) -> Iterator[None]:
-    """What is compiled meanwhile overlaps GEMMs and collectives if the mode says so; in all threads, as a backward pass has its own."""
-    before = torch._inductor.config._micro_pipeline_tp
-    torch._inductor.config._micro_pipeline_tp = mode.overlapped
-    try:
-        yield
-    finally:
-        torch._inductor.config._micro_pipeline_tp = before
-
-
 def _split(ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, use: str, max_m: int) -> nn.Module:
     model = MODELS[name]
     config = LlamaConfig(
@@ -174,8 +161,9 @@ class _Training:
         if mode.overlapped:
             styles.enable_overlap(mesh)
         if mode.compiled:
+            # As an option, and not as a setting of all: what was compiled with other options is not taken for another model's layer.
             for layer in self.model.model.layers:
-                layer.compile()
+                layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         length = SEQUENCE if m % SEQUENCE == 0 else m
         torch.manual_seed(1)
