@@ -114,26 +114,33 @@ impl<'a> PlanCost<'a> {
         Self { plan, problem, target, schedule, workers, of_shard, tiles, tile_ns: steps_ns, link }
     }
 
-    /// Multiplication and operand reads, overlapped.
+    /// Multiplication and operand reads, overlapped, and the fix-up of shared tiles behind both.
     fn body(&self) -> f64 {
         let sum = self.multiply().powi(OVERLAP) + self.read().powi(OVERLAP);
-        sum.powf(1.0 / f64::from(OVERLAP))
+        sum.powf(1.0 / f64::from(OVERLAP)) + self.fix_up()
     }
 
-    /// Waves of tiles, with the fix-up of shared tiles.
+    /// Split-K partials of the last tiles: each is stored, announced by a signal, awaited and
+    /// loaded, one after the other, when no operand is read any more.
+    fn fix_up(&self) -> f64 {
+        let parts = match self.plan.k {
+            KSplit::Whole => return 0.0,
+            KSplit::SplitK(parts) => f64::from(parts),
+            KSplit::StreamK => 2.0,
+        };
+        2.0 * self.workers * self.tile_elements() * 4.0 / self.memory()
+            + parts * self.target.machine.signal_ns as f64
+    }
+
+    /// Waves of tiles.
     fn multiply(&self) -> f64 {
         let fixed = self.target.machine.tile_ns as f64;
-        // A part is stored, announced by a signal, awaited and loaded, one after the other.
-        let partials = |tiles: f64, parts: f64| {
-            2.0 * tiles * self.tile_elements() * 4.0 / self.memory()
-                + parts * self.target.machine.signal_ns as f64
-        };
         match self.plan.k {
             KSplit::Whole => (self.tiles / self.workers).ceil() * (self.tile_ns + fixed),
             KSplit::SplitK(parts) => {
                 let parts = f64::from(parts);
                 let waves = (self.tiles * parts / self.workers).ceil();
-                waves * (self.tile_ns / parts + fixed) + partials(self.workers, parts)
+                waves * (self.tile_ns / parts + fixed)
             }
             KSplit::StreamK => {
                 let share = self
@@ -141,10 +148,7 @@ impl<'a> PlanCost<'a> {
                     .stream_k_tiles(self.problem, Rank::new(0))
                     .map_or(1.0, |stream_k| stream_k.time() as f64 / stream_k.steps() as f64);
                 let whole = (self.tiles / self.workers).floor();
-                whole * (self.tile_ns + fixed)
-                    + share * self.tile_ns
-                    + fixed
-                    + partials(self.workers, 2.0)
+                whole * (self.tile_ns + fixed) + share * self.tile_ns + fixed
             }
         }
     }
