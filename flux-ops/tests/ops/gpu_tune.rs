@@ -37,7 +37,9 @@ fn assert_timed(tuned: Tuned, before: PlanOrigin) -> flux_ops::Timing {
 #[test]
 fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
     on_gpus(|machine| {
-        for world in machine.worlds(&[1, 2, 4]) {
+        // Copies within a GPU run on its SMs, of which kernels of ranks that share it leave none.
+        let worlds = if matches!(machine, Machine::Gpus(1)) { &[1][..] } else { &[1, 2, 4] };
+        for world in machine.worlds(worlds) {
             let (w, folder) = (world as usize, tempfile::tempdir().unwrap());
             let table = folder.path().join("plans.csv");
             machine.run(world, suite::defaults, |node| {
