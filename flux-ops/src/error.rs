@@ -446,7 +446,7 @@ pub enum CallError {
         shape_of(*found), shape_of(*expected)
     )]
     Quantized {
-        /// `gain`, `scale` or `out`.
+        /// `gain`, `scale`, `out` or `out_scale`.
         operand: &'static str,
         /// The form of the scales.
         scales: Scales,
@@ -491,7 +491,7 @@ pub enum CallError {
         written.start, written.end, other.start, other.end, remedy(output, operand)
     )]
     Overlap {
-        /// `y`, `y_norm` or `x_full`.
+        /// `y`, `y_norm` or `x_full`; of a [`Quantizer`](crate::Quantizer) `out` or `out_scale`.
         output: &'static str,
         /// The other operand.
         operand: &'static str,

@@ -19,7 +19,8 @@ use std::sync::Arc;
 ///
 /// Rows `[rows, k]` of bf16 or fp16 become `[rows, k + scale bytes]` of E4M3: the `k` codes of each
 /// row, and its fp32 scales behind them, as an [`AllGatherGemm`](crate::AllGatherGemm) takes them
-/// ([`TensorRef::with_scales`]).
+/// ([`TensorRef::with_scales`]). Or they become codes `[rows, k]`, and scales of their own
+/// ([`QuantizeCall::scales_to`]).
 ///
 /// | scales | of | scale | `k` is a multiple of | scale bytes |
 /// |---|---|---|---|---|
@@ -68,8 +69,10 @@ pub struct QuantizeOperands<V> {
     pub scales: Scales,
     /// `[1, 1]` of fp32, of [`Scales::Tensor`] alone.
     pub scale: Option<V>,
-    /// `[rows, k + scale bytes]` of E4M3.
+    /// Of E4M3: `[rows, k + scale bytes]`, or `[rows, k]` with `out_scale`.
     pub out: V,
+    /// `[1, rows]` of fp32 with [`Scales::Row`], `[k / 128, rows]` with [`Scales::Block`].
+    pub out_scale: Option<V>,
 }
 
 /// A call of a [`Quantizer`], of which [`write`](Self::write) is the last method.
@@ -81,12 +84,19 @@ pub struct QuantizeCall<'a> {
     norm: Option<(View, Epsilon)>,
     scales: Scales,
     scale: Option<View>,
+    out_scale: Option<View>,
 }
 
 impl<'a> QuantizeCall<'a> {
     /// Normalises rows first, as `x / sqrt(mean(x^2) + eps) * gain` in fp32, not rounded between.
     pub const fn rms_norm<T: Element>(self, gain: &'a TensorRef<'_, T>, eps: Epsilon) -> Self {
         Self { norm: Some((gain.view(), eps)), ..self }
+    }
+
+    /// Writes scales here, and none behind the codes: `[1, rows]` of rows, `[k / 128, rows]` of
+    /// blocks, with any row stride. So the scales of a column of blocks are contiguous.
+    pub const fn scales_to(self, out: &'a mut TensorMut<'_, f32>) -> Self {
+        Self { out_scale: Some(out.view()), ..self }
     }
 
     /// Writes codes and scales, on a device when the stream comes to it. Bytes behind scales are 0.
@@ -98,8 +108,8 @@ impl<'a> QuantizeCall<'a> {
         out: &mut TensorMut<'_, F8E4M3>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        let Self { quantizer, x, norm, scales, scale } = self;
-        let operands = QuantizeOperands { x, norm, scales, scale, out: out.view() };
+        let Self { quantizer, x, norm, scales, scale, out_scale } = self;
+        let operands = QuantizeOperands { x, norm, scales, scale, out: out.view(), out_scale };
         quantizer.run_checked(&operands, stream.into())
     }
 }
@@ -132,7 +142,8 @@ impl Quantizer {
         x: &'a TensorRef<'_, T>,
         scales: Scales,
     ) -> QuantizeCall<'a> {
-        QuantizeCall { quantizer: self, x: x.view(), norm: None, scales, scale: None }
+        let (norm, scale, out_scale) = (None, None, None);
+        QuantizeCall { quantizer: self, x: x.view(), norm, scales, scale, out_scale }
     }
 
     /// Begins a call with the scale of a tensor, `[1, 1]`, which is read when the stream comes to
@@ -143,7 +154,7 @@ impl Quantizer {
         scale: &'a TensorRef<'_, f32>,
     ) -> QuantizeCall<'a> {
         let (scales, scale) = (Scales::Tensor, Some(scale.view()));
-        QuantizeCall { quantizer: self, x: x.view(), norm: None, scales, scale }
+        QuantizeCall { scale, ..self.rows(x, scales) }
     }
 
     /// A call with operands that another framework describes.
@@ -158,7 +169,7 @@ impl Quantizer {
         operands: &QuantizeOperands<RawTensor>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        let QuantizeOperands { x, norm, scales, scale, out } = *operands;
+        let QuantizeOperands { x, norm, scales, scale, out, out_scale } = *operands;
         let view = |operand, raw| {
             View::from_raw(raw).map_err(|source| CallError::View { operand, source })
         };
@@ -168,6 +179,7 @@ impl Quantizer {
             scales,
             scale: scale.map(|scale| view("scale", scale)).transpose()?,
             out: view("out", out)?,
+            out_scale: out_scale.map(|scale| view("out_scale", scale)).transpose()?,
         };
         self.run_checked(&operands, stream.into())
     }
@@ -178,10 +190,10 @@ impl Quantizer {
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
         let dtype = operands.check(self.location, stream)?;
-        let QuantizeOperands { x, norm, scales, scale, out } = operands;
+        let QuantizeOperands { x, norm, scales, scale, out, out_scale } = operands;
         let Some((device, kernel)) = &self.kernel else {
-            // SAFETY: views of host memory that is readable, and of `out`, which is writable and
-            // overlaps none.
+            // SAFETY: views of host memory that is readable, and of outputs, which are writable
+            // and overlap none.
             unsafe { with_element!(dtype, T, on_host::<T>(operands)) };
             return Ok(());
         };
@@ -195,6 +207,7 @@ impl Quantizer {
                 (_, None) => ScalesOf::Row,
             },
             out: matrix(out),
+            out_scale: out_scale.as_ref().map(matrix),
             rows: x.layout.rows as u32,
             cols: x.layout.cols as u32,
             stream,
@@ -208,7 +221,7 @@ impl Quantizer {
 /// # Safety
 /// As of [`rows`] and [`rows_mut`], for checked operands.
 unsafe fn on_host<T: Element>(operands: &QuantizeOperands<View>) {
-    let QuantizeOperands { x, norm, scales, scale, out } = operands;
+    let QuantizeOperands { x, norm, scales, scale, out, out_scale } = operands;
     // SAFETY: the caller's promise.
     let norm = norm
         .as_ref()
@@ -217,13 +230,16 @@ unsafe fn on_host<T: Element>(operands: &QuantizeOperands<View>) {
     let given = scale.as_ref().map(|scale| unsafe { rows::<f32>(scale).elements[0] });
     let extents = (x.layout.rows, x.layout.cols);
     // SAFETY: the caller's promise.
-    unsafe { cpu::quantize::<T>(rows(x), extents, norm, (*scales, given), rows_mut(out)) };
+    let (x, out) = unsafe { (rows::<T>(x), rows_mut(out)) };
+    // SAFETY: the caller's promise.
+    let out_scale = out_scale.as_ref().map(|scale| unsafe { rows_mut(scale) });
+    cpu::quantize(x, extents, norm, (*scales, given), out, out_scale);
 }
 
 impl QuantizeOperands<View> {
     /// The element type of `x`, of operands that fit each other.
     fn check(&self, location: Location, stream: Stream<'_>) -> Result<DType, CallError> {
-        let Self { x, norm, scales, scale, out } = self;
+        let Self { x, norm, scales, scale, out, out_scale } = self;
         let (rows, k) = (x.layout.rows, x.layout.cols);
         let dtype = match x.dtype {
             ElementType::Matrix(dtype) if DType::OUTPUTS.contains(&dtype) => dtype,
@@ -238,7 +254,12 @@ impl QuantizeOperands<View> {
         let (Some(k_bytes), true) = (bytes, numerics.is_supported()) else {
             return Err(CallError::QuantizedColumns { k, scales: *scales, multiple });
         };
-        let wide = k + numerics.row_scale_bytes(k_bytes) as usize;
+        let behind = match out_scale {
+            Some(_) => 0,
+            None => numerics.row_scale_bytes(k_bytes) as usize,
+        };
+        let groups = scales.of_row(k_bytes) as usize;
+        let apart = (out_scale.is_some() && groups > 0).then_some(Layout::dense(groups, rows));
         let one = (*scales == Scales::Tensor).then_some(Layout::dense(1, 1));
         let wanted = [
             ("x", Some(x), Some((x.layout, x.dtype))),
@@ -246,7 +267,8 @@ impl QuantizeOperands<View> {
                 norm.as_ref().map(|_| (Layout::dense(1, k), x.dtype))
             }),
             ("scale", scale.as_ref(), one.map(|one| (one, ElementType::F32))),
-            ("out", Some(out), Some((Layout::dense(rows, wide), DType::E4m3.into()))),
+            ("out_scale", out_scale.as_ref(), apart.map(|of| (of, ElementType::F32))),
+            ("out", Some(out), Some((Layout::dense(rows, k + behind), DType::E4m3.into()))),
         ];
         for (operand, given, expected) in wanted {
             let extents = |of: Layout| (of.rows, of.cols);
@@ -274,10 +296,15 @@ impl QuantizeOperands<View> {
             {
                 return Err(CallError::ViewStream { operand, view, call });
             }
-            let (written, other) = (out.bytes(), found.bytes());
-            let overlaps = written.start < other.end && other.start < written.end;
-            if operand != "out" && overlaps && !written.is_empty() && !other.is_empty() {
-                return Err(CallError::Overlap { output: "out", operand, written, other });
+            for (output, of) in [("out", Some(out)), ("out_scale", out_scale.as_ref())] {
+                let Some(written) = of.map(View::bytes).filter(|_| operand != output) else {
+                    continue;
+                };
+                let other = found.bytes();
+                let overlaps = written.start < other.end && other.start < written.end;
+                if overlaps && !written.is_empty() && !other.is_empty() {
+                    return Err(CallError::Overlap { output, operand, written, other });
+                }
             }
         }
         match norm.map(|(_, eps)| eps.get()).filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {

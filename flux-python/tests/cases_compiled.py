@@ -150,4 +150,11 @@ def scaled_ops_compile(comm):
         q, scale = flux_tp.quantize_rows(x)
         return flux_tp.all_gather_matmul(q, w, activation="relu", scale_a=scale, scale_b=of_w)
 
-    assert torch.equal(torch.compile(layer, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x), layer(x))
+    backend = "inductor" if x.is_cuda else "aot_eager"
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend=backend)(x), layer(x))
+
+    def apart(x):
+        return flux_tp.quantize_rows(x, carried=False)
+
+    for found, expected in zip(torch.compile(apart, fullgraph=True, backend=backend)(x), apart(x), strict=True):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)) and found.stride() == expected.stride()

@@ -111,12 +111,20 @@ def quantised_rows(comm):
             assert (np.abs(dequantised(found, scale, scales) - expected) <= steps * (1 + 1e-5)).all()
             # They lie as a gather takes them.
             assert scale.data_ptr() == found.data_ptr() + 256 and scale.stride(0) * 4 == found.stride(0)
+            apart = flux_tp.quantize_rows(x, scales, norm=norm, carried=False)
+            assert torch.equal(apart[0].view(torch.uint8), found.view(torch.uint8)) and torch.equal(apart[1], scale)
+            # They lie as torch._scaled_mm takes them.
+            assert apart[0].is_contiguous() and apart[1].stride() == (1, 6)
     given = torch.tensor(2.0**-6, device=place())
     found, scale = flux_tp.quantize_rows(x.reshape(2, 3, 256), given)
     assert scale is given and found.shape == (2, 3, 256)
     found, scale = flux_tp.quantize_rows(x.reshape(2, 3, 256), "block")
     assert found.shape == (2, 3, 256) and scale.shape == (2, 3, 2)
-    assert flux_tp.quantize_rows(x[:0])[1].shape == (0, 1)
+    apart = flux_tp.quantize_rows(x.reshape(2, 3, 256), "block", carried=False)
+    assert torch.equal(apart[1], scale) and apart[1].flatten(0, 1).stride() == (1, 6)
+    for carried in (False, True):
+        assert flux_tp.quantize_rows(x[:0], "block", carried=carried)[1].shape == (0, 2)
+        assert flux_tp.quantize_rows(x, given, carried=carried)[1] is given
     again = flux_tp.quantize_rows(x)
     w, of_w = codes(5, 64, 256), powers(6, 1, 64)
     one = flux_tp.all_gather_matmul(*again[:1], w, scale_a=again[1], scale_b=of_w)

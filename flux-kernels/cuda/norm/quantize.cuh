@@ -45,7 +45,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
     constexpr u32 kVectorsOfBlock = 16;
     const uint4* x = reinterpret_cast<const uint4*>(p.x + blockIdx.x * p.x_row_bytes);
     const uint4* gain = reinterpret_cast<const uint4*>(p.gain);
-    const u64 out = p.out + blockIdx.x * p.out_row_bytes, scales = out + p.cols;
+    const u64 out = p.out + blockIdx.x * p.out_row_bytes;
     const u32 vectors = p.cols / Element::kPerVector;
     float v[8], norm = 1.0f;
     ptx::await_launch_ahead();
@@ -74,6 +74,9 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
         return most;
     };
     const bool of_row = p.group == p.cols, of_block = !of_row && p.group > 0;
+    const auto store_scale = [&](u32 group, float scale) {
+        *reinterpret_cast<float*>(p.scale + blockIdx.x * p.scale_row_bytes + group * p.scale_group_bytes) = scale;
+    };
     float reciprocal = 1.0f;
     if (p.group == 0) {
         reciprocal = reciprocal_of(p, *reinterpret_cast<const float*>(p.scale));
@@ -82,7 +85,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
         for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) most = fmaxf(most, load(i));
         const float scale = scale_of(p, most_of_cta(most));
         reciprocal = reciprocal_of(p, scale);
-        if (threadIdx.x == 0) ptx::store_global_16(scales, {__float_as_uint(scale), 0, 0, 0});
+        if (threadIdx.x == 0) store_scale(0, scale);
     }
     for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
         const float most = load(i);
@@ -90,18 +93,16 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
             // A block's vectors are those of half a warp, and rows are whole blocks.
             const float scale = scale_of(p, most_of_lanes<kVectorsOfBlock>(most, 0xFFFFu << (threadIdx.x & 16)));
             reciprocal = reciprocal_of(p, scale);
-            if (i % kVectorsOfBlock == 0) reinterpret_cast<float*>(scales)[i / kVectorsOfBlock] = scale;
+            if (i % kVectorsOfBlock == 0) store_scale(i / kVectorsOfBlock, scale);
         }
 #pragma unroll
         for (u32 e = 0; e < 8; ++e) v[e] = scaled(v[e], reciprocal);
         const uint2 codes = {ptx::pack_e4m3_4(v[0], v[1], v[2], v[3]), ptx::pack_e4m3_4(v[4], v[5], v[6], v[7])};
         *reinterpret_cast<uint2*>(out + i * u64{8}) = codes;
     }
-    if (of_block) {
-        // What fills the last vector of scales.
-        const u32 blocks = vectors / kVectorsOfBlock, padded = (blocks + 3) / 4 * 4;
-        if (const u32 at = blocks + threadIdx.x; at < padded) reinterpret_cast<float*>(scales)[at] = 0.0f;
-    }
+    // What fills the last vector of scales behind codes.
+    const u32 groups = of_row ? 1 : vectors / kVectorsOfBlock;
+    if (const u32 at = groups + threadIdx.x; at < p.scales_of_row) store_scale(at, 0.0f);
 }
 
 }  // namespace flux

@@ -22,7 +22,7 @@ mirrored! {
 }
 
 mirrored! {
-    /// Rows of 16-bit elements, and where they go as E4M3 with their scales behind them.
+    /// Rows of 16-bit elements, and where they go as E4M3 and scales.
     #[derive(Clone, Copy)]
     pub(crate) struct QuantizeParams {
         pub(crate) x: u64,
@@ -30,8 +30,12 @@ mirrored! {
         pub(crate) x_row_bytes: u64,
         /// One element for each column, of a norm; 0 for none.
         pub(crate) gain: u64,
-        /// One number for all rows; read without a group.
+        /// One number for all rows, which is read; with a group the first scale, which is written.
         pub(crate) scale: u64,
+        /// Bytes from a row's scales to the next row's.
+        pub(crate) scale_row_bytes: u64,
+        /// Bytes from a group's scale to the next group's.
+        pub(crate) scale_group_bytes: u64,
         pub(crate) out: u64,
         /// Bytes between its rows.
         pub(crate) out_row_bytes: u64,
@@ -45,7 +49,8 @@ mirrored! {
         pub(crate) most: f32 = "float most",
         /// Least scale.
         pub(crate) least_scale: f32 = "float least_scale",
-        pub(crate) unused: u32,
+        /// Scales that are written of a row; zeros follow those of its groups.
+        pub(crate) scales_of_row: u32,
     }
 }
 

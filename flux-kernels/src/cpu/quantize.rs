@@ -31,22 +31,25 @@ pub struct Norm<'a, T> {
     pub eps: f32,
 }
 
-/// Writes rows of `cols` elements as E4M3, and behind each row its scales in whole vectors.
+/// Writes rows of `cols` elements as E4M3, and scales: to `out_scale`, `[groups, rows]`, or behind
+/// each row in whole vectors.
 ///
 /// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and
 /// [`LEAST_SCALE`] at least. A code is the element times the scale's reciprocal, rounded to nearest
 /// even, 448 at most. A NaN stays one. An infinity makes its scale infinite, and all that share it
-/// NaN. With `given`, the scale of a tensor, nothing is written behind rows, and infinities become
-/// NaN. All is computed in fp32, from the rows as a norm leaves them, unrounded.
+/// NaN. With `given`, the scale of a tensor, no scale is written, and infinities become NaN. All is
+/// computed in fp32, from the rows as a norm leaves them, unrounded.
 ///
 /// # Panics
-/// If a row or `gain` has less elements, or there is no `given` for the scale of a tensor.
+/// If a row, `gain` or `out_scale` has less elements, or there is no `given` for the scale of a
+/// tensor.
 pub fn quantize<T: Element>(
     x: Rows<'_, T>,
     (rows, cols): (usize, usize),
     norm: Option<Norm<'_, T>>,
     (scales, given): (Scales, Option<f32>),
     out: RowsMut<'_, F8E4M3>,
+    mut out_scale: Option<RowsMut<'_, f32>>,
 ) {
     let RowsMut { elements: out, stride } = out;
     let group = match scales {
@@ -69,14 +72,19 @@ pub fn quantize<T: Element>(
             encode(&wide, given, codes);
             continue;
         }
-        let behind = &mut behind[..of_row * size_of::<f32>()];
-        behind.fill(F8E4M3::zeroed());
-        let groups = wide.chunks(group).zip(codes.chunks_mut(group));
-        for ((wide, codes), place) in groups.zip(behind.chunks_exact_mut(size_of::<f32>())) {
+        if out_scale.is_none() {
+            behind[..of_row * size_of::<f32>()].fill(F8E4M3::zeroed());
+        }
+        for (at, (wide, codes)) in wide.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
             let most = wide.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
             let scale = (most / E4M3_MOST).max(LEAST_SCALE);
             encode(wide, scale, codes);
-            place.copy_from_slice(&scale.to_le_bytes().map(F8E4M3::from_bits));
+            if let Some(RowsMut { elements, stride }) = &mut out_scale {
+                elements[at * *stride + row] = scale;
+            } else {
+                let place = &mut behind[at * size_of::<f32>()..][..size_of::<f32>()];
+                place.copy_from_slice(&scale.to_le_bytes().map(F8E4M3::from_bits));
+            }
         }
     }
 }
@@ -137,7 +145,7 @@ mod tests {
         let mut out = vec![F8E4M3::from_bits(0x55); rows * wide];
         let (from, to) =
             (Rows { elements: x, stride: cols }, RowsMut { elements: &mut out, stride: wide });
-        quantize(from, (rows, cols), None, (scales, given), to);
+        quantize(from, (rows, cols), None, (scales, given), to, None);
         let group = if scales == Scales::Block { 128 } else { cols };
         let of = |row: &[F8E4M3], col: usize| {
             let at = cols + col / group * 4;
@@ -228,7 +236,8 @@ mod tests {
                 Rows { elements: &x, stride: cols },
                 RowsMut { elements: &mut out, stride: wide },
             );
-            quantize(from, (1, cols), Some(Norm { gain: &gain, eps }), (Scales::Row, None), to);
+            let norm = Some(Norm { gain: &gain[..], eps });
+            quantize(from, (1, cols), norm, (Scales::Row, None), to, None);
             for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact(wide)) {
                 let squares = x.iter().map(|v| f64::from(v.to_f32()).powi(2)).sum::<f64>();
                 let norm = (squares / cols as f64 + f64::from(eps)).sqrt().recip();
@@ -240,6 +249,28 @@ mod tests {
                     let bound = (expected.abs() / 16.0).max(scale * 2_f64.powi(-10)) * (1.0 + 1e-4);
                     prop_assert!((found - expected).abs() <= bound, "{found}, not {expected}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn scales_of_their_own_are_those_behind_rows() {
+        let x: Vec<bf16> = (0..768_u16).map(|at| bf16::from_f32(f32::from(at))).collect();
+        for scales in [Scales::Row, Scales::Block] {
+            let carried = quantized(&x, 256, scales, None);
+            let groups = scales.of_row(256) as usize;
+            let mut codes = vec![F8E4M3::from_bits(0x55); 768];
+            // Rows of three, and one number between.
+            let mut apart = vec![-1.0; groups * 4];
+            let from = Rows { elements: &x, stride: 256 };
+            let to = RowsMut { elements: &mut codes, stride: 256 };
+            let of = RowsMut { elements: &mut apart, stride: 4 };
+            quantize(from, (3, 256), None, (scales, None), to, Some(of));
+            assert!(codes == carried.0, "{scales}");
+            for (group, of) in apart.chunks(4).enumerate() {
+                let at = |row: usize| row * 256 + group * (256 / groups);
+                let expected = [carried.1[at(0)], carried.1[at(1)], carried.1[at(2)], -1.0];
+                assert_eq!(of, expected, "{scales}");
             }
         }
     }

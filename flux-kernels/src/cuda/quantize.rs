@@ -5,7 +5,7 @@ use super::error::LaunchError;
 use crate::abi::QuantizeParams;
 use crate::cpu::{E4M3_MOST, LEAST_SCALE};
 use flux_core::DType;
-use flux_core::numerics::SCALE_BLOCK;
+use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 use flux_cuda::{Function, Launch, Module};
 
 /// Most threads of a CTA: the kernels' launch bound.
@@ -29,8 +29,10 @@ pub struct QuantizeArgs {
     pub norm: Option<(u64, f32)>,
     /// How scales are found.
     pub scales: ScalesOf,
-    /// Rows of codes, scales behind each.
+    /// Rows of codes, and their scales behind each without `out_scale`.
     pub out: Matrix,
+    /// Where scales of rows or blocks go: a row for each group, with one of each row of `x`.
+    pub out_scale: Option<Matrix>,
     /// Rows of both.
     pub rows: u32,
     /// Elements of a row: a multiple of 16, with scales of blocks of 128.
@@ -52,18 +54,31 @@ pub enum ScalesOf {
 
 impl QuantizeArgs {
     fn params(&self) -> QuantizeParams {
-        let Self { x, norm, scales, out, cols, .. } = *self;
+        const SCALE_BYTES: u32 = size_of::<f32>() as u32;
+        let Self { x, norm, scales, out, out_scale, cols, .. } = *self;
         let (gain, eps) = norm.unwrap_or_default();
-        let (group, scale) = match scales {
+        let (group, given) = match scales {
             ScalesOf::Tensor(scale) => (0, scale),
             ScalesOf::Row => (cols, 0),
             ScalesOf::Block => (SCALE_BLOCK, 0),
+        };
+        let groups = cols.checked_div(group).unwrap_or(0);
+        let step = u64::from(SCALE_BYTES);
+        let (scale, scale_row_bytes, scale_group_bytes, scales_of_row) = match out_scale {
+            _ if group == 0 => (given, 0, 0, 0),
+            Some(of) => (of.address, step, of.row_bytes, groups),
+            None => {
+                let padded = groups.next_multiple_of(VECTOR_BYTES / SCALE_BYTES);
+                (out.address + u64::from(cols), out.row_bytes, step, padded)
+            }
         };
         QuantizeParams {
             x: x.address,
             x_row_bytes: x.row_bytes,
             gain,
             scale,
+            scale_row_bytes,
+            scale_group_bytes,
             out: out.address,
             out_row_bytes: out.row_bytes,
             cols,
@@ -71,7 +86,7 @@ impl QuantizeArgs {
             eps,
             most: E4M3_MOST,
             least_scale: LEAST_SCALE,
-            unused: 0,
+            scales_of_row,
         }
     }
 }
@@ -97,7 +112,7 @@ impl Quantize {
     ///
     /// # Safety
     /// Every address is valid on the current device for these extents, until the launch has
-    /// completed. Nothing writes the inputs meanwhile, and `out` overlaps none of them.
+    /// completed. Nothing writes the inputs meanwhile, and outputs overlap neither them nor each other.
     ///
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.

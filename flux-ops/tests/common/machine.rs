@@ -168,7 +168,7 @@ impl Node {
     }
 
     /// The elements, when what is on the stream is done.
-    pub(crate) fn download<T: Element + DeviceRepr>(&self, memory: &Memory<T>) -> Vec<T> {
+    pub(crate) fn download<T: TensorElement + DeviceRepr>(&self, memory: &Memory<T>) -> Vec<T> {
         self.device.get(memory).unwrap()
     }
 
@@ -185,7 +185,7 @@ impl Node {
         self.device.view(memory, layout).unwrap()
     }
 
-    pub(crate) fn view_mut<'a, T: Element>(
+    pub(crate) fn view_mut<'a, T: TensorElement>(
         &'a self,
         memory: &'a mut Memory<T>,
         layout: impl Into<Layout>,

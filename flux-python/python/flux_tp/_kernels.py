@@ -69,10 +69,12 @@ def call(
     return out
 
 
-def quantized(comm: Communicator, x: Tensor, gain: Tensor | None, scale: Tensor | None, eps: float, scales: int, out: Tensor) -> None:
-    """Writes rows of ``x`` as 8-bit operands, with the scales of each behind it."""
+def quantized(
+    comm: Communicator, x: Tensor, gain: Tensor | None, scale: Tensor | None, eps: float, scales: int, out: Tensor, out_scale: Tensor | None
+) -> None:
+    """Writes rows of ``x`` as 8-bit operands, with scales in ``out_scale``, ``[groups, rows]``, or behind each row."""
     try:
-        torch.ops.flux_tp.quantize_rows.default(x, gain, scale, eps, scales, comm.id, out)
+        torch.ops.flux_tp.quantize_rows.default(x, gain, scale, eps, scales, comm.id, out, out_scale)
     except RuntimeError as error:
         raise _raised(error) from None
 

@@ -133,7 +133,7 @@ def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
 
 
 def quantize_rows(
-    x: Tensor, scales: str | Tensor = "row", *, norm: tuple[Tensor, float] | None = None, group: Communicator | None = None
+    x: Tensor, scales: str | Tensor = "row", *, norm: tuple[Tensor, float] | None = None, carried: bool = True, group: Communicator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rows of bfloat16 or float16 as ``(codes, scale)`` in one launch; ``codes * scale`` is nearly ``x``.
 
@@ -142,11 +142,13 @@ def quantize_rows(
         scales: ``"row"`` for one of each row, ``[..., 1]``; ``"block"`` for one of each 128 elements, ``[..., k/128]``; or the
             scale of all as a tensor of one element, which is returned.
         norm: ``(gain, eps)`` of an RMSNorm of rows before, in fp32 and not rounded between.
+        carried: whether scales of rows and blocks lie behind the codes of each row, as :func:`all_gather_matmul` takes them
+            without a copy. Else codes are contiguous, and scales have memory of their own in which each of the ``k/128`` columns is
+            contiguous, as ``torch._scaled_mm`` takes both.
         group: the communicator, on whose device it works; the first that :func:`flux_tp.init` made.
 
     A scale is ``max(absmax / 448, 2**-126)``. Codes are rounded to nearest even, 448 at most. A NaN stays one; an infinity
-    makes all that share its scale NaN. Both results are views of one tensor, in which each row's scales lie behind it:
-    :func:`all_gather_matmul` takes them without a copy. There is no gradient.
+    makes all that share its scale NaN. There is no gradient.
     """
     comm = chosen(group)
     if not isinstance(x, Tensor) or x.dtype not in _OUTPUTS:
@@ -166,13 +168,17 @@ def quantize_rows(
         raise OperandError(f"scales = {scales!r}: give 'row', 'block', or a tensor of one element")
     lead, k = x.shape[:-1], x.shape[-1]
     rows = x.reshape(-1, k) if x.numel() else x.reshape(lead.numel(), k)
-    out = torch.empty(rows.shape[0], k + _bytes_behind(scales, k), dtype=E4M3, device=x.device)
-    quantized(comm, rows, gain, None if given is None else given.reshape(1, 1), eps, FORMS[scales], out)
+    count = {"tensor": 0, "row": 1, "block": -(-k // _BLOCK)}[scales]
+    apart = count > 0 and not carried
+    out = torch.empty(rows.shape[0], k if apart else k + _bytes_behind(scales, k), dtype=E4M3, device=x.device)
+    out_scale = torch.empty(count, rows.shape[0], dtype=torch.float32, device=x.device) if apart else None
+    # Scales of no rows are no operand.
+    if rows.shape[0] > 0:
+        quantized(comm, rows, gain, None if given is None else given.reshape(1, 1), eps, FORMS[scales], out, out_scale)
     codes = out[:, :k].unflatten(0, lead) if len(lead) != 1 else out[:, :k]
     if given is not None:
         return codes, given
-    count = 1 if scales == "row" else k // _BLOCK
-    scale = out.view(torch.float32)[:, k // 4 : k // 4 + count]
+    scale = out.view(torch.float32)[:, k // 4 : k // 4 + count] if out_scale is None else out_scale.t()
     return codes, scale.unflatten(0, lead) if len(lead) != 1 else scale
 
 
@@ -224,7 +230,9 @@ def scaled_product(
         scale_a = scale_a.contiguous()
     elif form == "block":
         # torch takes the scales of x one column behind the other.
-        scale_a, scale_b = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t(), scale_b.t()
+        if scale_a.stride() != (1, scale_a.shape[0]):
+            scale_a = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t()
+        scale_b = scale_b.t()
     return torch._scaled_mm(x, weight.t(), scale_a, scale_b, bias, out_dtype=dtype, **({} if out is None else {"out": out}))
 
 

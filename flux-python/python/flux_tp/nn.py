@@ -179,7 +179,7 @@ class ColumnParallelLinear(_ParallelLinear):
             if self.scales is None:
                 y = copied_input_linear(x, self.weight, self.bias, self.out_features, self.comm)
             else:
-                codes, scale = quantize_rows(x, self.scales, group=self.comm)
+                codes, scale = quantize_rows(x, self.scales, carried=False, group=self.comm)
                 y = scaled_product(codes, self.weight, scale, self.weight_scale, self.scales, self.bias, self._out_dtype)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
         x, scales = self._quantized(x)

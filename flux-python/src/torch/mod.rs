@@ -18,11 +18,11 @@ use std::sync::OnceLock;
 const NAMESPACE: &CStr = c"flux_tp";
 
 /// The quantising kernel's declaration: rows of `x`, normalised before where there is a gain, as
-/// E4M3 with scales of the form of this number behind each in `out`. `scale` is the given one of a
-/// tensor.
+/// E4M3 with scales of the form of this number: in `out_scale`, `[groups, rows]`, or behind each row
+/// in `out`. `scale` is the given one of a tensor.
 const QUANTIZE: &CStr =
     c"quantize_rows(Tensor x, Tensor? gain, Tensor? scale, float eps, int scales, \
-    int comm, Tensor(a!) out) -> ()";
+    int comm, Tensor(a!) out, Tensor(b!)? out_scale) -> ()";
 
 /// Name and kernel of each op.
 const OPS: [(&CStr, shim::Boxed); 3] = [

@@ -27,7 +27,7 @@ unsafe fn run(shim: &'static Shim, stack: &[u64]) -> Result<(), Error> {
     let optional = |argument| unsafe { shim.take_optional(argument) }.map(tensor);
     let (x, gain, scale) = (tensor(next()), optional(next()), optional(next()));
     let (eps, form, comm) = (epsilon(f64::from_bits(next())), next(), next());
-    let out = tensor(next());
+    let (out, out_scale) = (tensor(next()), optional(next()));
     let member = named(comm)?;
     let member = here(&*member)?;
     let place = Place { shim, member };
@@ -41,9 +41,10 @@ unsafe fn run(shim: &'static Shim, stack: &[u64]) -> Result<(), Error> {
         scales: scales(form)?,
         scale: of(Operand::ScaleX, "scale", scale)?,
         out: operand(Operand::X, "out", &out)?,
+        out_scale: of(Operand::ScaleX, "out_scale", out_scale)?,
     };
     let stream = place.stream(&x.meta()?)?;
-    // SAFETY: torch keeps the operands until the call has ended on the stream; `out` is the
-    // caller's to write.
+    // SAFETY: torch keeps the operands until the call has ended on the stream; outputs are
+    // the caller's to write.
     Ok(unsafe { member.quantizer()?.run(&operands, stream) }?)
 }

@@ -24,24 +24,31 @@ fn values<T: Number>(rows: usize, cols: usize) -> Vec<T> {
     values
 }
 
-fn same_bits<T: Number>(node: &Node, rows: usize, cols: usize) {
+fn same_bits<T: Number>(node: &Node, rows: usize, cols: usize, apart: bool) {
     let quantizer = Quantizer::new(&node.comm).unwrap();
     let (x, gain) = (values::<T>(rows, cols), values::<T>(1, cols));
     for scales in Scales::OF_E4M3 {
-        if scales == Scales::Block && !cols.is_multiple_of(128) {
+        let groups = scales.of_row(cols as u32) as usize;
+        let unfit = scales == Scales::Block && !cols.is_multiple_of(128);
+        if unfit || (apart && groups == 0) {
             continue;
         }
-        let wide = cols + (4 * scales.of_row(cols as u32) as usize).next_multiple_of(16);
+        let wide = if apart { cols } else { cols + (4 * groups).next_multiple_of(16) };
+        let of_scales = Layout::strided(groups, rows, rows + 3);
         // Rows with a gap before the next.
         let stride = wide + 32;
         let given = (scales == Scales::Tensor).then_some(0.03125);
         for norm in [None, Some(Norm { gain: &gain[..], eps: EPS })] {
             let nothing = F8E4M3::from_f32(f32::NAN);
             let mut expected = vec![nothing; Layout::strided(rows, wide, stride).span()];
+            let mut expected_scales = vec![f32::NAN; of_scales.span()];
             let (from, to) =
                 (Rows { elements: &x, stride: cols }, RowsMut { elements: &mut expected, stride });
-            cpu::quantize(from, (rows, cols), norm, (scales, given), to);
+            let to_scales = RowsMut { elements: &mut expected_scales, stride: rows + 3 };
+            let to_scales = apart.then_some(to_scales);
+            cpu::quantize(from, (rows, cols), norm, (scales, given), to, to_scales);
             let mut out = node.poisoned::<F8E4M3>(expected.len());
+            let mut out_scale = node.upload(&vec![f32::NAN; expected_scales.len().max(1)]);
             let (x, gain, scale) =
                 (node.upload(&x), node.upload(&gain), node.upload(&[0.03125_f32]));
             {
@@ -54,12 +61,22 @@ fn same_bits<T: Number>(node: &Node, rows: usize, cols: usize) {
                 };
                 let call =
                     if norm.is_some() { call.rms_norm(&gain, Epsilon::from(EPS)) } else { call };
-                call.write(&mut out, node.stream()).unwrap();
+                if apart {
+                    let mut out_scale = node.view_mut(&mut out_scale, of_scales);
+                    call.scales_to(&mut out_scale).write(&mut out, node.stream()).unwrap();
+                } else {
+                    call.write(&mut out, node.stream()).unwrap();
+                }
             }
             let bits = |of: Vec<F8E4M3>| of.iter().map(F8E4M3::to_bits).collect::<Vec<_>>();
             let (found, expected) = (bits(node.download(&out)), bits(expected));
             let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{rows} x {cols}, {scales}, norm {}", norm.is_some());
+            let case = format!("{rows} x {cols}, {scales}, norm {}, {apart}", norm.is_some());
+            assert_eq!(differs, None, "{case}");
+            let bits = |of: Vec<f32>| of.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            if apart {
+                assert_eq!(bits(node.download(&out_scale)), bits(expected_scales), "{case}");
+            }
         }
     }
 }
@@ -68,8 +85,10 @@ pub fn quantised_rows_have_the_bits_of_the_host(machine: Machine) {
     machine.run(1, defaults, |node| {
         // More vectors than threads; no whole warp; few rows.
         for (rows, cols) in [(5, 4352), (9, 48), (1, 128), (4, 1280)] {
-            same_bits::<bf16>(node, rows, cols);
-            same_bits::<f16>(node, rows, cols);
+            for apart in [false, true] {
+                same_bits::<bf16>(node, rows, cols, apart);
+                same_bits::<f16>(node, rows, cols, apart);
+            }
         }
     });
 }
@@ -139,7 +158,26 @@ pub fn what_cannot_be_quantised_is_refused(machine: Machine) {
             matches!(error, CallError::QuantizedColumns { k: 64, multiple: 128, .. }),
             "{error}"
         );
+        let mut scales = node.upload(&[f32::NAN; 8]);
+        let mut short_scales = node.view_mut(&mut scales, (1, 3));
+        let call = quantizer.rows(&x, Scales::Row).scales_to(&mut short_scales);
+        let error = call.write(&mut dense, stream()).unwrap_err();
+        let said = "out_scale is [1, 3], but quantising these rows with row scales takes [1, 4]";
+        assert_eq!(error.to_string(), said);
+        drop(short_scales);
+        let mut own = node.view_mut(&mut scales, (1, 4));
+        let given = node.upload(&[1.0_f32]);
+        let given = node.view(&given, (1, 1));
+        let call = quantizer.tensor(&x, &given).scales_to(&mut own);
+        let error = call.write(&mut dense, stream()).unwrap_err();
+        assert!(matches!(error, CallError::Quantized { expected: None, .. }), "{error}");
         drop(dense);
+        let mut carried = node.view_mut(&mut out, (4, 80));
+        let call = quantizer.rows(&x, Scales::Row).scales_to(&mut own);
+        let error = call.write(&mut carried, stream()).unwrap_err();
+        let said = "out is [4, 80], but quantising these rows with row scales takes [4, 64]";
+        assert_eq!(error.to_string(), said);
+        drop((carried, own));
         let mut wide = node.view_mut(&mut out, (4, 80));
         let call = quantizer.rows(&x, Scales::Row).rms_norm(&short, Epsilon::from(EPS));
         let error = call.write(&mut wide, stream()).unwrap_err();

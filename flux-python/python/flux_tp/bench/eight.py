@@ -44,7 +44,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Rows:
-    """``[rows, in]``, with scales behind each row where they are its own."""
+    """``[rows, in]``, with scales of rows and blocks behind each row, or in memory of their own."""
 
     codes: Tensor
     scale: Tensor
@@ -55,7 +55,7 @@ class Rows:
         return dequantised(self.codes, self.scale, self.form)
 
     def carried(self) -> Tensor:
-        """Codes and scales as the bytes in which they lie beside each other."""
+        """Codes and the scales behind them, as bytes."""
         if self.form == "tensor":
             return self.codes.view(torch.uint8)
         rows, step = self.codes.shape[0], self.codes.stride(0)
@@ -70,10 +70,10 @@ class Rows:
         return Rows(carried.view(E4M3)[:, :k], scale, self.form)
 
 
-def quantized(comm: Communicator, x: Tensor, weight: Weight, norm: tuple[Tensor, float] | None = None) -> Rows:
-    """The input of a layer; ``norm``: gain and epsilon of an RMSNorm before."""
+def quantized(comm: Communicator, x: Tensor, weight: Weight, carried: bool, norm: tuple[Tensor, float] | None = None) -> Rows:
+    """The input of a layer; ``carried``: whether scales lie behind each row; ``norm``: gain and epsilon of an RMSNorm before."""
     scales = weight.form if weight.of_input is None else weight.of_input
-    return Rows(*quantize_rows(x, scales, norm=norm, group=comm), weight.form)
+    return Rows(*quantize_rows(x, scales, norm=norm, carried=carried, group=comm), weight.form)
 
 
 def product(x: Rows, weight: Weight, out: Tensor | None = None) -> Tensor:

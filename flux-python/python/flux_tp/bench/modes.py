@@ -61,6 +61,10 @@ class Mode:
     """
 
     sharded = False
+    column_carried = False
+    """Whether rows carry their scales into a column-parallel layer. Products of torch take scales of their own."""
+    row_carried = False
+    """The same of a row-parallel layer."""
 
     def __init__(self, ranks: Ranks, m: int, model: Model, form: str | None = None) -> None:
         self.ranks, self.m, self.model, self.form = ranks, m, model, form
@@ -79,11 +83,11 @@ class Mode:
         if self.form is None:
             return x
         if self.model.gated:
-            return quantized(self.ranks.comm, x, weight, (self.gain, EPS))
-        return quantized(self.ranks.comm, norm(self.model, x), weight)
+            return quantized(self.ranks.comm, x, weight, self.column_carried, (self.gain, EPS))
+        return quantized(self.ranks.comm, norm(self.model, x), weight, self.column_carried)
 
     def row_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
-        return x if self.form is None else quantized(self.ranks.comm, x, weight)
+        return x if self.form is None else quantized(self.ranks.comm, x, weight, self.row_carried)
 
     def column(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
         return self._linear(self.column_input(x, weight), weight, self.column_forward, self.column_backward)
@@ -186,6 +190,7 @@ class SequenceParallel(Mode):
     """
 
     sharded = True
+    column_carried = True
 
     @staticmethod
     def why_not(ranks, m, phase, form):
@@ -200,7 +205,7 @@ class SequenceParallel(Mode):
         return own, dist.reduce_scatter_tensor(own, y, async_op=async_op)
 
     def column_forward(self, x, weight):
-        # Scales lie behind their rows, so that one collective gathers both.
+        # One collective gathers codes and scales.
         full = x.gathered(self.gather(x.carried())[0]) if isinstance(x, Rows) else self.gather(x)[0]
         return _product(full, weight)
 
@@ -224,6 +229,8 @@ class SequenceParallel(Mode):
 class AsyncTp(SequenceParallel):
     """The fused ops of PyTorch's symmetric memory; a column-parallel layer's ``x`` is gathered by NCCL beside its dgrad."""
 
+    column_carried = False
+
     @staticmethod
     def why_not(ranks, m, phase, form):
         if form == "block":
@@ -239,14 +246,14 @@ class AsyncTp(SequenceParallel):
     def column_forward(self, x, weight):
         if not isinstance(weight, Weight):
             return self.fused_gather(x, weight.t(), False)[1][0]
-        rows, weights = (x.codes, [weight.codes.t()]), (x.scale.contiguous(), [weight.scale])
+        rows, weights = (x.codes, [weight.codes.t()]), (x.scale, [weight.scale])
         options = [None], [None], [torch.bfloat16], [False]
         return torch.ops.symm_mem.fused_all_gather_scaled_matmul(*rows, *weights, 0, self.ranks.group, *options)[1][0]
 
     def row_forward(self, x, weight):
         if not isinstance(weight, Weight):
             return self.fused_scatter(x, weight.t())
-        given, whole = (x.codes, weight.codes.t(), x.scale.contiguous(), weight.scale), [self.m, weight.codes.shape[0]]
+        given, whole = (x.codes, weight.codes.t(), x.scale, weight.scale), [self.m, weight.codes.shape[0]]
         return torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(
             *given, "sum", 0, 0, self.ranks.group, whole, out_dtype=torch.bfloat16
         )
@@ -282,7 +289,7 @@ class NoCollectivesSharded(Mode):
         self.full = torch.empty(m, model.hidden, dtype=torch.bfloat16, device=ranks.device).normal_()
         if form is not None:
             scales = torch.full((1,), 2.0**-6, device=ranks.device) if form == "tensor" else form
-            self.full = Rows(*quantize_rows(self.full, scales, group=ranks.comm), form)
+            self.full = Rows(*quantize_rows(self.full, scales, carried=False, group=ranks.comm), form)
         self.own = ranks.own(m)
 
     def column_forward(self, x, weight):
@@ -302,6 +309,7 @@ class Flux(Mode):
     """flux_tp: the row-parallel op adds the residual. In inference it also normalises, where the model has RMSNorms and bf16."""
 
     op = staticmethod(flux_tp.matmul_reduce_scatter)
+    row_carried = True
 
     def row_residual(self, x, weight, residual):
         operands, scales = _operands(self.row_input(x, weight), weight)
@@ -331,6 +339,7 @@ class FluxSharded(Flux):
     """
 
     sharded = True
+    column_carried = True
 
     def column(self, x, weight, activation=None):
         operands, scales = _operands(self.column_input(x, weight), weight)

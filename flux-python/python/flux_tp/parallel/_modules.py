@@ -83,7 +83,7 @@ class ColwiseLinear(_Linear):
         x = arrange(x, self.weight.device_mesh, layout.input, Replicate() if whole else layout.input)
         weight, bias = self.own()
         if self.scales is not None:
-            y = self.scaled(*quantize_rows(x, self.scales, group=layout.comm))
+            y = self.scaled(*quantize_rows(x, self.scales, carried=False, group=layout.comm))
         elif whole:
             y = copied_input_linear(x, weight, bias, weight.shape[0] * layout.comm.world_size, layout.comm)
         else:
@@ -200,7 +200,7 @@ def gathered(layers: Sequence[ColwiseLinear], x: Tensor) -> Gathered:
     if not isinstance(layout.input, Shard):
         x = summed(x, layout.comm)
         forms = {layer.scales for layer in layers} - {None}
-        once = {form: quantize_rows(x, form, group=layout.comm) for form in forms}
+        once = {form: quantize_rows(x, form, carried=False, group=layout.comm) for form in forms}
         products = zip(layers, weights, biases, strict=True)
         return Gathered(x.shape, [layer.scaled(*once[layer.scales]) if layer.scales else F.linear(x, *own) for layer, *own in products])
     options = {"group": layout.comm, "sequence_dim": layout.input.dim, "keep_gathered": layout.keep_gathered}
