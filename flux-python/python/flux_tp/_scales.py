@@ -178,7 +178,10 @@ def quantize_rows(
     codes = out[:, :k].unflatten(0, lead) if len(lead) != 1 else out[:, :k]
     if given is not None:
         return codes, given
-    scale = out.view(torch.float32)[:, k // 4 : k // 4 + count] if out_scale is None else out_scale.t()
+    if out_scale is None:
+        scale = out.view(torch.float32)[:, k // 4 : k // 4 + count]
+    else:
+        scale = out_scale.t() if scales == "block" else out_scale.view(-1, 1)
     return codes, scale.unflatten(0, lead) if len(lead) != 1 else scale
 
 
