@@ -215,7 +215,7 @@ fn quantised(
         let wide = cut::<T>(bytes, cols, [whole])?;
         let (x, out) =
             (Rows { elements: &wide, stride: cols }, RowsMut { elements: &mut made, stride: row });
-        quantize(x, (rows, cols), None, (form, given), out);
+        quantize(x, (rows, cols), None, (form, given), out, None);
     });
     Ok(Quantised { rows: made, row })
 }
