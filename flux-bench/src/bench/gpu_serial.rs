@@ -4,7 +4,7 @@
 //! Invariant: it has the op's element types. Of operands with scales it gathers rows of codes and
 //! their scales in one operation, and multiplies with scales of the same form.
 
-use super::serial::with_equal_shards;
+use super::serial::of_libraries;
 use crate::harness::gpu::cublas::{Gemm, GemmOperands, GemmShape};
 use crate::harness::gpu::{Gpu, LibraryOperands};
 use crate::harness::scaled::bytes_behind_rows;
@@ -61,7 +61,7 @@ impl<'a> GpuSerial<'a> {
         sets: &[OperandSet<X, Y>],
         epilogue: EpilogueSpec,
     ) -> anyhow::Result<Self> {
-        let problem = with_equal_shards(problem)?;
+        let problem = of_libraries(problem)?;
         let gemm = Gemm::new(gpu.device(), GemmShape::of(&problem, rank), problem.numerics())?;
         let between = sets.iter().map(|_| Between::new(gpu, &problem, epilogue, rank));
         let between = between.collect::<anyhow::Result<_>>()?;
@@ -75,7 +75,7 @@ impl<'a> GpuSerial<'a> {
 
     /// Has the rows of a call with this problem from now on.
     pub(super) fn take(&mut self, problem: &Problem) -> anyhow::Result<()> {
-        self.problem = with_equal_shards(problem)?;
+        self.problem = of_libraries(problem)?;
         Ok(self.gemm.reshape(GemmShape::of(&self.problem, self.rank))?)
     }
 

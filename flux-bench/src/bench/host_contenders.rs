@@ -5,7 +5,7 @@
 //! The times say nothing about GPUs.
 
 use super::measure::{AnyRows, Contender, Contenders, Sample};
-use super::serial::{self, with_equal_shards};
+use super::serial::{self, of_libraries};
 use super::shared_files::SharedFiles;
 use crate::harness::{
     Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, Weight,
@@ -50,7 +50,7 @@ impl<'a, X: Element, Y: Element> HostContenders<'a, X, Y> {
         set: &'a mut OperandSet<X, Y>,
         workers: u32,
     ) -> anyhow::Result<Self> {
-        let (problem, epilogue) = (with_equal_shards(op.largest())?, set.held()?.epilogue);
+        let (problem, epilogue) = (of_libraries(op.largest())?, set.held()?.epilogue);
         let part = part(&problem, ctx.rank())?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gathers = problem.op().gathers();
@@ -221,7 +221,7 @@ impl<X: Element, Y: Element> Contenders for HostContenders<'_, X, Y> {
 
 impl<X: Element, Y: Element> AnyRows for HostContenders<'_, X, Y> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
-        self.problem = with_equal_shards(&operands.problem)?;
+        self.problem = of_libraries(&operands.problem)?;
         anyhow::ensure!(
             self.problem.m() <= self.op.largest().m(),
             "{} beyond {}",

@@ -6,7 +6,7 @@
 use super::gpu_contenders::{GpuContenders, SETS};
 use super::gpu_serial;
 use super::host_contenders::HostContenders;
-use super::serial::with_equal_shards;
+use super::serial::of_libraries;
 use super::serving::{self, Trace};
 use super::watchdog::Watchdog;
 use super::{
@@ -129,7 +129,7 @@ impl RankBench<'_> {
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let asked = Overrides { workers: Some(workers), ..asked };
         let op = build_with(problem, ctx.comm(), asked, case.epilogue)?;
-        Ok((op, ctx.operand_set_with(&with_equal_shards(problem)?, case.epilogue)?, workers))
+        Ok((op, ctx.operand_set_with(&of_libraries(problem)?, case.epilogue)?, workers))
     }
 
     fn on_host<X: Element, Y: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
@@ -218,7 +218,7 @@ impl RankBench<'_> {
         self.bar.set_message(case.problem.to_string());
         let asked = job.execution.on(ctx.comm(), &case.problem)?;
         let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
-        let padded = with_equal_shards(&case.problem)?;
+        let padded = of_libraries(&case.problem)?;
         let sets = (0..SETS).map(|_| ctx.operand_set_with::<X, Y>(&padded, case.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = self.verify(case, &op, &mut sets[0])?;
@@ -305,7 +305,7 @@ impl RankBench<'_> {
             verified,
             self.job.samples,
         );
-        let padded = with_equal_shards(&case.problem)?.m();
+        let padded = of_libraries(&case.problem)?.m();
         let serial_m = (padded != case.problem.m()).then_some(padded);
         let execution = Some(op.execution(op.max_m())?.clone().into());
         Ok(Row { execution, serial_m, sustained, ..row })

@@ -1,20 +1,29 @@
 //! The serial path: what its contenders on GPUs and on the host have in common.
 //!
-//! Invariant: its shards are equal, as those of NCCL's collectives are. Where an op's are not, it
-//! has the next number of rows with which they are.
+//! Invariant: it has the next number of rows that libraries take.
 
 use crate::harness::{Fill, MadeBy, OperandSet, Operands, RankContext, Verdict};
-use flux_core::{Nodes, Problem, SumsTo};
+use flux_core::{Nodes, Problem, Scales, SumsTo};
 use flux_kernels::Element;
 use flux_ops::EpilogueSpec;
 
-/// The problem with its rows padded, where a collective needs shards of equal length.
-pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
-    let padded = match problem.op().sums_to() {
-        SumsTo::Nothing | SumsTo::Rows => problem.m().next_multiple_of(problem.world().get()),
-        SumsTo::All => problem.m(),
+/// cuBLASLt refuses columns of scales of blocks that are no multiple of 16 bytes.
+const ROWS_OF_BLOCK_SCALES: u32 = 4;
+
+/// The problem with its rows padded, where a collective needs shards of equal length, or cuBLASLt
+/// some multiple of rows.
+pub(super) fn of_libraries(problem: &Problem) -> anyhow::Result<Problem> {
+    let of_shards = match problem.op().sums_to() {
+        SumsTo::Nothing | SumsTo::Rows => problem.world().get(),
+        SumsTo::All => 1,
     };
-    Ok(problem.with_m(padded)?)
+    let of_scales = match problem.numerics().scales {
+        Scales::Block => ROWS_OF_BLOCK_SCALES,
+        _ => 1,
+    };
+    let mut steps = (1..=of_scales).map(|times| times * of_shards);
+    let step = steps.find(|step| step.is_multiple_of(of_scales)).unwrap_or(of_shards);
+    Ok(problem.with_m(problem.m().next_multiple_of(step))?)
 }
 
 /// Fills a set for a call of `problem` that is to be checked, and returns what it held: integers,
