@@ -11,7 +11,7 @@
 //!
 //! rows    (symmetric)  [ half 0 ][ half 1 ], where GPUs reach each other's memory
 //!
-//! half                 [ scattered rows ][ results, 1024-aligned ], or rows in one exchange
+//! half                 [ scattered rows ][ results, 1024-aligned in it ], or rows in one exchange
 //!
 //! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
 //!                      one u32 at the start of each line; the words about a rank are its reason to
@@ -332,7 +332,8 @@ pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
 pub const SENTINEL: u32 = u32::MAX;
 
 /// Most bytes that one rank sends another in an exchange of rows that are their own signals. More
-/// take signals: there a signal's latency is small beside the link's time.
+/// take signals. Not measured: so many are about as long on NVLink as a fence and a signal take
+/// (`both_ways_bytes_per_us` and `signal_ns` of [`Machine`](crate::machine::Machine)).
 pub const MAX_OWN_SIGNAL_BYTES: u64 = 512 << 10;
 
 /// Distance between the halves of the region of rows that are their own signals: the rows of every

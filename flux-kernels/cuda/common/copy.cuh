@@ -1,9 +1,9 @@
 // Copies peers' finished rows from the own results to the caller's y.
 //
 // Copies are the last records of the program, and each awaits one signal, or polls sums that are
-// their own. The mover's warp makes
-// the first ones of a CTA beside the GEMM; consumers that have no tile and no reduction left make
-// the others. Who has seen its last signal arrives at `copied`, before which no CTA closes the call.
+// their own. The mover's warp makes the first ones of a CTA beside the GEMM; consumers that have no
+// tile and no reduction left make the others. Who has seen its last signal arrives at `copied`,
+// before which no CTA closes the call.
 
 #pragma once
 #include "common/sentinel.cuh"
@@ -40,8 +40,8 @@ private:
     // The copies of the last wave's tiles come when the consumers are idle, and those of a call of
     // one wave all do. A quarter stands for the last wave, by choice: no record compares others.
     __device__ __forceinline__ u32 first_of_consumers() const {
-        // Sums of flattened rows come when the GEMM is over. The mover's warp has no registers to poll
-        // those that are their own signals.
+        // Sums of flattened rows come when the GEMM is over. The mover's warp has no registers to
+        // poll those that are their own signals.
         if (p.slots_per_source == 0) return 0;
         const u32 all = count(), late = ceil_div(all, 4) < 2 ? 2 : ceil_div(all, 4);
         return all <= late ? 0 : all - late;

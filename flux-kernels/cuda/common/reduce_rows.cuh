@@ -110,10 +110,10 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
 //
 // Rows that are their own signals are polled, and every word that was read is restored. With its
 // last vector of the CTA's `last` item a thread arrives at `rows_ready`: it waits for nobody then.
-// After a failed wait its sums are garbage, and go to no peer. `arrived` is called when all rows of
-// a thread's are there.
+// `arrived` is called when all rows of a thread's are there. Returns whether still no wait has
+// failed that this thread knows of: sums are garbage then, and go to no peer.
 template <class C, class Arrived>
-__device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 thread, bool live, bool last,
+__device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 thread, bool live, bool last,
                                             Arrived arrived) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 16 / C::kPartialBytes;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
@@ -168,7 +168,11 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
                         if (!sent[s][n].is_stored()) missing = first + s;
                     }
                 }
-                if (missing == kNone) break;
+                if (missing == kNone) {
+                    // A wait of another thread may have failed meanwhile.
+                    if (deadline.start != 0) live = live && !poisoned(p);
+                    break;
+                }
                 if (!deadline.again_of_rows(p, epoch, missing)) {
                     live = false;
                     break;
@@ -201,6 +205,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, const Shared<C>& sm
             if (places[n].there) store_sum<C>(p, to, places[n], residual[n], sums[n]);
         }
     }
+    return live;
 }
 
 // Arrivals at `rows_ready`.
@@ -219,8 +224,8 @@ __device__ __forceinline__ bool rows_may_be_reduced(const Params& p, const Share
     return ptx::named_barrier_all<kBarrier, 128 * C::kConsumers>(!poisoned(p));
 }
 
-// Raises the signal of shared sums at every peer, unless they are their own. By all threads that have stored them, `thread` of
-// 128 * kConsumers, at named barrier `kBarrier`.
+// Raises the signal of shared sums at every peer, unless they are their own. By all threads that
+// have stored them, `thread` of 128 * kConsumers, at named barrier `kBarrier`.
 template <class C, u32 kBarrier>
 __device__ __forceinline__ void raise_shared_sum(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
     if (!is_shared_sum(item) || !live || has_own_signals<C>(p)) return;

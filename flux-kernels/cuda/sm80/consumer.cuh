@@ -233,11 +233,11 @@ private:
     // Reductions follow all tiles of the walk.
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
-        const bool live = rows_may_be_reduced<C, 1>(p, smem);
+        bool live = rows_may_be_reduced<C, 1>(p, smem);
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
             const auto index = [&] { return i; };
-            reduce_rows<C>(p, smem, epoch(), item, threadIdx.x, live, i + walk.stride >= walk.count, [&] { mark(index, &ItemStamps::partials_there); });
+            live = reduce_rows<C>(p, smem, epoch(), item, threadIdx.x, live, i + walk.stride >= walk.count, [&] { mark(index, &ItemStamps::partials_there); });
             raise_shared_sum<C, 1>(p, epoch(), item, threadIdx.x, live);
             mark(index, &ItemStamps::written);
         }

@@ -39,10 +39,7 @@ struct Signaller {
             if (threadIdx.x % 32 == 0) stamp(p, i, &ItemStamps::sent);
         }
         if constexpr (C::kScatters) {
-            if (i < walk.count) {
-                await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
-                ptx::mbarrier_wait(smem.rows_ready(), 0);
-            }
+            if (i < walk.count) await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
         }
         if (C::kReduceScatter && p.copy_count != 0) ptx::mbarrier_wait(smem.copied(), 0);
     }

@@ -482,10 +482,10 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
-        const bool live = rows_may_be_reduced<C, 3>(p, smem);
+        bool live = rows_may_be_reduced<C, 3>(p, smem);
         for (;;) {
             const u32 next = i + walk.stride;
-            reduce_rows<C>(p, smem, epoch, item, index * 128 + thread, live, next >= walk.count, [&] { mark(i, &ItemStamps::partials_there); });
+            live = reduce_rows<C>(p, smem, epoch, item, index * 128 + thread, live, next >= walk.count, [&] { mark(i, &ItemStamps::partials_there); });
             raise_shared_sum<C, 3>(p, epoch, item, index * 128 + thread, live);
             mark(i, &ItemStamps::written);
             if ((i = next) >= walk.count) return;

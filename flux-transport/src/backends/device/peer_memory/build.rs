@@ -172,7 +172,7 @@ mod tests {
         }
         let small = Offer { bytes: 1 << 20, ..offer(4, 7) };
         assert!(compatible(0, &[offer(4, 7), small], 0).is_err());
-        let room = Offer { bytes: 4 << 20, ..offer(4, 7) };
+        let room = Offer { bytes: 6 << 20, ..offer(4, 7) };
         assert!(compatible(0, &[offer(4, 7), room], 1 << 20).is_ok());
         assert!(compatible(0, &[offer(4, 7), room], 3 << 20).is_err());
     }
