@@ -120,7 +120,7 @@ impl Gemm {
     /// Prepares the GEMM and asks the heuristic for its candidates; the first is chosen.
     ///
     /// # Errors
-    /// No cuBLASLt, no algorithm for the shape, [`CublasError::Scales`] where it has none with such
+    /// No cuBLASLt, no algorithm for the shape, `CublasError::Scales` where it has none with such
     /// scales, or a refusal.
     pub fn new(
         device: &CudaDevice,
