@@ -6,7 +6,7 @@
 
 use super::gpu_serial::GpuSerial;
 use super::measure::{AnyRows, Contender, Contenders, Sample, slowest};
-use super::serial;
+use super::serial::{self, of_libraries};
 use super::watchdog::Watchdog;
 use crate::harness::gpu::{Gpu, choice};
 use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Verdict};
@@ -164,12 +164,8 @@ impl<X: Element, Y: Element> AnyRows for GpuContenders<'_, X, Y> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.watchdog.heartbeat();
         self.serial.take(&operands.problem)?;
-        anyhow::ensure!(
-            self.serial.problem().m() <= self.op.largest().m(),
-            "{} beyond {}",
-            self.serial.problem(),
-            self.op.largest()
-        );
+        let (padded, largest) = (self.serial.problem(), of_libraries(self.op.largest())?);
+        anyhow::ensure!(padded.m() <= largest.m(), "{padded} beyond {largest}");
         for (number, set) in self.sets.iter_mut().enumerate() {
             self.ctx.fill(set, operands)?;
             self.serial.fill(number, operands)?;

@@ -289,6 +289,8 @@ pub(super) fn device_bytes(problem: &Problem, epilogue: EpilogueSpec, sets: usiz
         + u64::from(epilogue.operands.has(Operand::Residual))
         + u64::from(epilogue.rms_norm.is_some());
     let vectors = 2 * u64::from(problem.n());
+    // A library reads rows of `x` without their scales.
+    let x = if problem.rows_carry_scales() { 2 * x } else { x };
     let set = (x + w) * operand.bytes() as u64 + (outputs * y + vectors) * output.bytes() as u64;
     (set + product_bytes(problem, epilogue, first) + between_bytes(problem)) * sets as u64
 }

@@ -222,12 +222,8 @@ impl<X: Element, Y: Element> Contenders for HostContenders<'_, X, Y> {
 impl<X: Element, Y: Element> AnyRows for HostContenders<'_, X, Y> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.problem = of_libraries(&operands.problem)?;
-        anyhow::ensure!(
-            self.problem.m() <= self.op.largest().m(),
-            "{} beyond {}",
-            self.problem,
-            self.op.largest()
-        );
+        let largest = of_libraries(self.op.largest())?;
+        anyhow::ensure!(self.problem.m() <= largest.m(), "{} beyond {largest}", self.problem);
         self.ctx.fill(self.set, operands)?;
         self.show_rows()
     }

@@ -57,8 +57,8 @@ pub struct Args {
     /// Safetensors file with the global `x[m, k]`, `w[n, k]` and, optionally, `bias[n]`, and
     /// `residual[m, n]` for gemm_rs and gemm_ar; for --norm with `gain[n]`. All BF16 or all F16.
     /// `w` may be F8_E4M3 with `weight_scale` of one element, or of one for each row, or
-    /// `weight_scale_inv` of one for each 128 x 128. `x` is then F8_E4M3 with `input_scale`, or of 16
-    /// bits and quantised: with a scale that is there, else with one for each row or 1 x 128. Of
+    /// `weight_scale_inv` of one for each 128 x 128. `x` is then F8_E4M3 with `input_scale`, or of
+    /// 16 bits and quantised: with a scale that is there, else with one for each row or 1 x 128. Of
     /// gates and ups the first half of the rows of `w` are gates, or of those that are
     /// interleaved every other
     #[arg(long, value_name = "FILE")]

@@ -93,8 +93,8 @@ impl ScaleMatrix {
 }
 
 impl ScalePair {
-    /// The scales of a file's `w`, and of its `x`, whose rows of 16 bits become an 8-bit operand
-    /// with the scale that the file has, or with scales of their own.
+    /// The scales of a file's `w` and of its `x`. Rows of `x` in 16 bits become an 8-bit operand, by
+    /// the scale that the file has, or by scales of their own.
     pub(super) fn read(
         tensors: &SafeTensors<'_>,
         missing: impl Fn(&'static str) -> InputError,

@@ -1,6 +1,6 @@
-//! Rows that are their own signals, in every interleaving and with every stale read that the memory
-//! model allows: polls, restored sentinels, and the writer's next call of the same half. A missing
-//! fence of either kind must be found.
+//! Rows that are their own signals: polls, restored sentinels, and the writer's next call of the
+//! same half, in every interleaving and with every stale read that the memory model allows. A
+//! missing fence of either kind must be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core-loom --release`
 #![cfg(loom)]
@@ -77,7 +77,7 @@ impl Machine {
         if fences.behind_polls {
             fence(Ordering::Acquire);
         }
-        // SAFETY: as in `store`.
+        // SAFETY: none is claimed: loom checks whether another thread has the cell.
         self.restored[rank][call].with_mut(|cell| unsafe { *cell = true });
         word.store(SENTINEL, Ordering::Relaxed);
     }

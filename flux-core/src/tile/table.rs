@@ -167,8 +167,8 @@ impl TileShape {
 
     /// Whether a Hopper kernel of such numbers has registers for it. Sums of 8-bit products leave
     /// the tensor cores block by block, unless accumulation is fast. With a scale for each block of
-    /// `w`, a tile's columns have one; and each warp of a swap-AB tile reads the scales of all rows in
-    /// every step, so that the tile has few.
+    /// `w`, a tile's columns have one. Each warp of a swap-AB tile then reads the scales of all rows
+    /// in every step, so such a tile has few.
     pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
         let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
         let (sums, in_flight) = (blocks * wgmma_n / 2, wgmma_n / 2);

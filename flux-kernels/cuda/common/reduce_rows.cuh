@@ -4,7 +4,7 @@
 // In two exchanges of a GEMM-AllReduce an owner has the rows of its shard, and stores the sums among
 // the results of every peer, too.
 //
-// A barrier of the CTA, `rows_ready`, says that no reduction waits for peers any more: the warp that
+// A barrier of the CTA, `rows_ready`, says that no reduction waits for peers any more. The warp that
 // has seen the signals arrives there, or each thread that polls rows, behind its last.
 
 #pragma once

@@ -112,7 +112,8 @@ impl Quantize {
     ///
     /// # Safety
     /// Every address is valid on the current device for these extents, until the launch has
-    /// completed. Nothing writes the inputs meanwhile, and outputs overlap neither them nor each other.
+    /// completed. Nothing writes the inputs meanwhile, and outputs overlap neither them nor each
+    /// other.
     ///
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.

@@ -138,8 +138,8 @@ impl Part {
         ScaleLayout::rows(rows, cols)
     }
 
-    /// Where cuBLASLt reads them: of 1 x 128 elements those of a block of columns side by side, of
-    /// 128 x 128 those of 128 rows, padded to a multiple of four.
+    /// Where cuBLASLt reads them. Those of 1 x 128 elements lie side by side for a block of columns.
+    /// Those of 128 x 128 lie side by side for 128 rows, padded to a multiple of four.
     pub const fn layout_of_cublas(&self) -> ScaleLayout {
         let Window { rows, cols, .. } = self.scale_window();
         match (self.form, self.rows) {

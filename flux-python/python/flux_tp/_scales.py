@@ -221,7 +221,10 @@ def dequantised(codes: Tensor, scale: Tensor, form: str, of_weight: bool = False
 def scaled_product(
     x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, form: str, bias: Tensor | None = None, out_dtype: Any = None, out: Tensor | None = None
 ) -> Tensor:
-    """``x @ weight.T + bias`` of this rank's 8-bit operands, by ``torch._scaled_mm``; on the CPU, where it lacks scales, in fp32."""
+    """``x @ weight.T + bias`` of this rank's 8-bit operands, by ``torch._scaled_mm``; on the CPU, where it lacks scales, in fp32.
+
+    ``out`` takes the product of two dimensions on a GPU.
+    """
     dtype, lead = output_dtype(out_dtype), x.shape[:-1]
     if len(lead) > 1:
         x, scale_a = x.flatten(0, -2), scale_a if form == "tensor" else scale_a.flatten(0, -2)

@@ -117,7 +117,7 @@ impl Gpu {
         let (codes, row) = (window.cols as usize, window.cols as usize + behind);
         let rows = matrix(to, offset, window, row as u64, 1)?;
         self.device.bind()?;
-        // SAFETY: as in `fill_at`.
+        // SAFETY: the memory has these rows, and is used on this stream alone.
         unsafe { self.harness.fill(rows, seed, fill, DType::E4m3, self.raw_stream())? };
         if behind == 0 {
             return Ok(());
@@ -127,7 +127,7 @@ impl Gpu {
             row_stride: (row / size_of::<f32>()) as u64,
             ..window_of_scales(part)
         };
-        // SAFETY: as in `fill_at`; the scales are within what is behind the rows.
+        // SAFETY: the memory has these scales behind its rows, and is used on this stream alone.
         unsafe { self.harness.fill_scales(scales, seed, fill, self.raw_stream())? };
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Gpu {
         };
         let Generator { fill, seed } = part.generator();
         self.device.bind()?;
-        // SAFETY: as in `fill_at`.
+        // SAFETY: the memory has these scales, and is used on this stream alone.
         unsafe { self.harness.fill_scales(scales, seed, fill, self.raw_stream())? };
         Ok(())
     }

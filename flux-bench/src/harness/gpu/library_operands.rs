@@ -1,4 +1,4 @@
-//! What a library's GEMM reads of operands with scales: rows of codes alone, and the scales in its own
+//! What a library's GEMM reads of operands with scales: rows of codes alone, and scales in its own
 //! layout.
 //!
 //! Invariant: the elements are those of the op's operands.

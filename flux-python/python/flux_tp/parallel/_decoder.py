@@ -60,9 +60,14 @@ def _adding(kind: type) -> type:
 
     def forward(self: nn.Module, hidden_states: Tensor, **named: Any) -> Tensor:
         attended: RowwiseLinear = self.self_attn.o_proj
-        attended.residual = hidden_states
-        y = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)[0]
-        self.mlp.down_proj.residual = y
-        return self.mlp(self.post_attention_layernorm(y))
+        try:
+            attended.residual = hidden_states
+            y = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)[0]
+            self.mlp.down_proj.residual = y
+            return self.mlp(self.post_attention_layernorm(y))
+        except BaseException:
+            # What the layers did not come to take is not for a later call.
+            attended.residual = self.mlp.down_proj.residual = self.post_attention_layernorm.given = None
+            raise
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
