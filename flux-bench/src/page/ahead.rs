@@ -1,15 +1,20 @@
-//! Where flux is ahead of the collective and the GEMM in turn: a line for each record of ops.
+//! Where flux is ahead of the collective and the GEMM in turn: by op and model, then by record.
 
 use super::Named;
 use super::html::{Cell, Column, Html};
 use crate::record::Record;
-use crate::report::{Report, Row};
+use crate::report::{Placement, Report, Row};
 use crate::show::{extremes, speed_up};
 use flux_core::DType;
+use std::collections::BTreeMap;
 
-/// Numbers of rows up to which a call is short, and from which on it is long.
-const FEW: u32 = 256;
-const MANY: u32 = 1024;
+/// A range of a call's rows, with the head of its column.
+type Range = (&'static str, fn(u32) -> bool);
+const RANGES: [Range; 3] = [
+    ("m to 256", |m| m <= 256),
+    ("m 257 to 1023", |m| m > 256 && m < 1024),
+    ("m from 1024", |m| m >= 1024),
+];
 
 pub(super) fn section(page: &mut Html, records: &[Named]) {
     let all: Vec<(&Named, &Report)> = records
@@ -24,19 +29,22 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     }
     page.paragraph(
         "",
-        "How many calls are faster than NCCL and cuBLASLt in turn, and by how much. A line is a \
-         record, that is one run; the columns are the median speed-up of its calls by their rows \
-         m, then the fastest and the slowest call.",
+        "How many calls are faster than NCCL and cuBLASLt in turn, and by how much.",
     );
-    page.list(&sums(&all));
+    let mut items = sums(&all);
+    items.extend(kernel_alone(records));
+    page.list(&items);
+    by_op(page, &all);
+    page.heading("By record: median speed-up by m");
     let columns = [
         Column::Words("record"),
         Column::Words("options"),
         Column::Number("ahead"),
-        Column::Number("m to 256"),
-        Column::Number("to 1023"),
-        Column::Number("from 1024"),
+        Column::Number(RANGES[0].0),
+        Column::Number(RANGES[1].0),
+        Column::Number(RANGES[2].0),
         Column::Number("fastest"),
+        Column::Words("which is"),
         Column::Number("slowest"),
         Column::Words("which is"),
     ];
@@ -45,9 +53,60 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.paragraph(
         "note",
         "\u{25b2} ahead, \u{25bc} behind, = within half a per cent. Names of records are GPU, \
-         number of GPUs and transport; `tuned` has plans that `flux-bench tune` has found, and \
-         `hosts2` is one machine whose processes act as two hosts.",
+         number of GPUs and transport; `tuned` has plans that `flux-bench tune` has found.",
     );
+}
+
+/// The speed-up of each op and model, least to most, over NVLink without options.
+fn by_op(page: &mut Html, all: &[(&Named, &Report)]) {
+    let plain = all.iter().filter(|(_, r)| r.transport == "nvlink" && options(r).is_empty());
+    let mut groups: BTreeMap<(&str, &str), Vec<&Row>> = BTreeMap::new();
+    for row in plain.flat_map(|(_, report)| &report.rows) {
+        groups.entry((&row.head.op, &row.head.model)).or_default().push(row);
+    }
+    if groups.is_empty() {
+        return;
+    }
+    page.heading("By op and model: least to most speed-up of nvlink records without options");
+    let mut columns = vec![Column::Words("op"), Column::Words("model")];
+    columns.extend(RANGES.map(|(title, _)| Column::Number(title)));
+    let range = |rows: &[&Row], of: fn(u32) -> bool| {
+        let found = rows.iter().filter(|row| of(row.head.m)).map(|row| speed_up(row));
+        let (least, most) = extremes(found);
+        if least > most {
+            return Cell::Gain(None);
+        }
+        Cell::Gains { least, lines: vec![format!("{least:.2}x to {most:.2}x")] }
+    };
+    let lines: Vec<Vec<Cell>> = groups
+        .iter()
+        .map(|((op, model), rows)| {
+            let cells = RANGES.map(|(_, of)| range(rows, of));
+            [(*op).into(), (*model).into()].into_iter().chain(cells).collect()
+        })
+        .collect();
+    page.table(&columns, &lines);
+}
+
+/// A sentence where nothing but the kernel on one GPU was measured with 8-bit operands.
+fn kernel_alone(records: &[Named]) -> Option<String> {
+    let has = |record: &Record| match record {
+        Record::Ops(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
+        Record::Serving(report) => report.serving.iter().any(|row| row.head.dtype.starts_with(FP8)),
+        Record::FirstCall(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
+        Record::Core(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
+        Record::Layers(report) => report
+            .rows
+            .iter()
+            .any(|row| row.dtype.as_ref().is_some_and(|dtype| dtype.starts_with(FP8))),
+        Record::Peers(_) | Record::Simulated(_) => false,
+    };
+    let mut found = records.iter().map(|named| &named.record).filter(|r| has(r)).peekable();
+    found.peek()?;
+    found.all(|record| matches!(record, Record::Core(_))).then(|| {
+        "8-bit operands: the kernel alone on one GPU; no op with traffic and no layer was measured"
+            .to_owned()
+    })
 }
 
 /// A sentence for each transport, and one for the portable kernel.
@@ -63,6 +122,15 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
             "mixed" => "`mixed`, hosts of several GPUs".to_owned(),
             "nccl" => "`nccl`, any other GPUs".to_owned(),
             other => format!("`{other}`"),
+        };
+        let on = match report.placement {
+            Placement { hosts, machines: 1, .. } if hosts > 1 => {
+                format!("{on} (one machine acts as {hosts} hosts)")
+            }
+            Placement { hosts, machines, .. } if machines < hosts => {
+                format!("{on} ({machines} machines act as {hosts} hosts)")
+            }
+            _ => on,
         };
         let scaled = report.rows.first().is_some_and(|row| row.head.dtype.starts_with(FP8));
         let on = if scaled { on + ", 8-bit operands" } else { on };
@@ -100,22 +168,24 @@ pub(super) fn options(report: &Report) -> Vec<&'static str> {
 }
 
 fn line(named: &Named, report: &Report) -> Vec<Cell> {
-    let gains = |of: &dyn Fn(u32) -> bool| {
-        report.rows.iter().filter(|row| of(row.head.m)).map(speed_up).collect::<Vec<f64>>()
+    let [few, some, many] = RANGES.map(|(_, of)| {
+        median(report.rows.iter().filter(|row| of(row.head.m)).map(speed_up).collect())
+    });
+    let by_gain = |a: &&Row, b: &&Row| speed_up(a).total_cmp(&speed_up(b));
+    let named_gain = |row: Option<&Row>| {
+        [Cell::Gain(row.map(speed_up)), row.map_or_else(String::new, |r| r.head.to_string()).into()]
     };
-    let (low, high) = extremes(report.rows.iter().map(speed_up));
-    let slowest = report.rows.iter().min_by(|a, b| speed_up(a).total_cmp(&speed_up(b)));
-    vec![
+    let mut cells = vec![
         Cell::Link { to: named.name.clone(), words: named.name.clone() },
         options(report).join(", ").into(),
         ahead(report).into(),
-        Cell::Gain(median(gains(&|m| m <= FEW))),
-        Cell::Gain(median(gains(&|m| m > FEW && m < MANY))),
-        Cell::Gain(median(gains(&|m| m >= MANY))),
-        Cell::Gain(Some(high)),
-        Cell::Gain(Some(low)),
-        slowest.map_or_else(String::new, |row: &Row| row.head.to_string()).into(),
-    ]
+        Cell::Gain(few),
+        Cell::Gain(some),
+        Cell::Gain(many),
+    ];
+    cells.extend(named_gain(report.rows.iter().max_by(by_gain)));
+    cells.extend(named_gain(report.rows.iter().min_by(by_gain)));
+    cells
 }
 
 /// How many rows are ahead, of how many.

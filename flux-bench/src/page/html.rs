@@ -29,6 +29,11 @@ pub(super) enum Cell {
     },
     /// A ratio with a sign: above 1 is ahead.
     Gain(Option<f64>),
+    /// Lines about ratios, with the sign of the least of them.
+    Gains {
+        least: f64,
+        lines: Vec<String>,
+    },
 }
 
 impl<T: Display> From<T> for Cell {
@@ -165,16 +170,23 @@ impl Cell {
                 format!("<a href=\"#{}\">{}</a>", escape(to), escape(words))
             }
             Self::Gain(None) => "-".to_owned(),
-            Self::Gain(Some(gain)) => {
-                let (class, sign) = match gain {
-                    gain if *gain >= 1.005 => ("ahead", "\u{25b2}"),
-                    gain if *gain < 0.995 => ("behind", "\u{25bc}"),
-                    _ => ("even", "="),
-                };
-                format!("<span class=\"{class}\"><i>{sign}</i> {gain:.2}x</span>")
+            Self::Gain(Some(gain)) => signed(*gain, &format!("{gain:.2}x")),
+            Self::Gains { least, lines } => {
+                let lines: Vec<String> = lines.iter().map(|line| escape(line)).collect();
+                signed(*least, &lines.join(",<br>"))
             }
         }
     }
+}
+
+/// Markup in the colour of a ratio, behind its sign.
+fn signed(gain: f64, markup: &str) -> String {
+    let (class, sign) = match gain {
+        gain if gain >= 1.005 => ("ahead", "\u{25b2}"),
+        gain if gain < 0.995 => ("behind", "\u{25bc}"),
+        _ => ("even", "="),
+    };
+    format!("<span class=\"{class}\"><i>{sign}</i> {markup}</span>")
 }
 
 /// Text whose parts between backticks are code.

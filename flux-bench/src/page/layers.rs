@@ -5,6 +5,7 @@ use super::{Named, machines};
 use crate::record::{LayerRow, LayersReport, Record};
 use crate::report::ms;
 use crate::show::layer_charts;
+use flux_core::DType;
 use std::collections::BTreeSet;
 
 pub(super) fn section(page: &mut Html, records: &[Named]) {
@@ -22,11 +23,11 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     }
     page.paragraph(
         "",
-        "PyTorch layers of real models, with attention, norms and activations. The gain is the \
-         time with NCCL over the time with flux: over NCCL's AllReduce in prefill and decode, over \
-         Megatron-LM's AllGather and ReduceScatter in training. The best other way may be \
-         PyTorch's symmetric memory. Hidden is the share of what collectives add to a layer that \
-         flux saves.",
+        "PyTorch layers of real models, with attention, norms and activations. A gain is another \
+         way's time over flux's: NCCL's AllReduce in prefill and decode, Megatron-LM's AllGather \
+         and ReduceScatter in training. Below it stands the best other way, such as PyTorch's \
+         symmetric memory, where that is another. The colour is the worse of both. E is the share \
+         of what collectives add to a layer that flux saves.",
     );
     for phase in phases(&all) {
         gains(page, &phase, &all);
@@ -34,6 +35,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     let head = [
         Column::Words("record"),
         Column::Words("model"),
+        Column::Words("operands"),
         Column::Words("phase"),
         Column::Number("m or batch"),
         Column::Number("NCCL ms"),
@@ -41,7 +43,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         Column::Number("flux ms"),
         Column::Number("gain"),
         Column::Number("over best"),
-        Column::Number("hidden"),
+        Column::Number("E %"),
     ];
     let rows: Vec<Vec<Cell>> = all
         .iter()
@@ -106,23 +108,27 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         .iter()
         .map(|size| if by_batch { format!("batch {size}") } else { format!("m {size}") })
         .collect();
-    let mut columns = vec![Column::Words("model")];
+    let mut columns = ["model", "GPUs", "transport", "operands"].map(Column::Words).to_vec();
     columns.extend(titles.iter().map(|title| Column::Number(title)));
     columns.push(Column::Words("record"));
-    let mut lines: Vec<(&Named, String)> = Vec::new();
+    let mut lines: Vec<(&Named, (&str, &str))> = Vec::new();
     for (named, row) in rows() {
-        if !lines.iter().any(|(n, model)| (&n.name, model) == (&named.name, &model_of(row))) {
+        if !lines.iter().any(|(n, of)| (&n.name, *of) == (&named.name, model_of(row))) {
             lines.push((named, model_of(row)));
         }
     }
-    let cells = lines.iter().map(|(named, model)| {
-        let mut cells: Vec<Cell> = vec![model.clone().into()];
+    let cells = lines.iter().map(|(named, of)| {
+        let mut cells: Vec<Cell> = vec![
+            of.0.into(),
+            machines::machine(&named.record).into(),
+            named.record.transport().unwrap_or("-").into(),
+            of.1.into(),
+        ];
         cells.extend(sizes.iter().map(|size| {
             let is_it = |(n, row): &(&Named, &LayerRow)| {
-                (&n.name, model_of(row), row.m.or(row.batch))
-                    == (&named.name, model.clone(), Some(*size))
+                (&n.name, model_of(row), row.m.or(row.batch)) == (&named.name, *of, Some(*size))
             };
-            Cell::Gain(rows().find(is_it).and_then(|(_, row)| Some(gain(row)?.1)))
+            rows().find(is_it).and_then(|(_, row)| both(row)).unwrap_or(Cell::Gain(None))
         }));
         cells.push(Cell::Link { to: named.name.clone(), words: named.name.clone() });
         cells
@@ -140,9 +146,22 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
     page.table(&columns, &cells);
 }
 
-/// The model, with its element type where that is not bf16.
-fn model_of(row: &LayerRow) -> String {
-    row.dtype.as_ref().map_or_else(|| row.model.clone(), |dtype| format!("{} {dtype}", row.model))
+/// The model, and the element type of its operands.
+fn model_of(row: &LayerRow) -> (&str, &str) {
+    (&row.model, row.dtype.as_deref().unwrap_or(DType::Bf16.name()))
+}
+
+/// The gain over the base, and over the best other way where that is another.
+fn both(row: &LayerRow) -> Option<Cell> {
+    let ((mode, over_base), (base, _)) = (gain(row)?, row.base()?);
+    let mut lines = vec![format!("{over_base:.2}x {}", LayersReport::title(base))];
+    let mut least = over_base;
+    if let Some((best, time)) = row.best_other().filter(|(best, _)| *best != base) {
+        let over_best = time / row.ms[mode];
+        lines.push(format!("{over_best:.2}x best other ({})", LayersReport::title(best)));
+        least = least.min(over_best);
+    }
+    Some(Cell::Gains { least, lines })
 }
 
 /// The fastest way of flux, and how many times as long the base takes.
@@ -157,7 +176,8 @@ fn line((named, row, (mode, gain)): (&Named, &LayerRow, (&str, f64))) -> Vec<Cel
     let (base, base_ms) = row.base().unwrap_or_default();
     vec![
         Cell::Link { to: named.name.clone(), words: named.name.clone() },
-        model_of(row).into(),
+        row.model.clone().into(),
+        model_of(row).1.into(),
         phase(row).into(),
         row.m.or(row.batch).map_or_else(String::new, |m| m.to_string()).into(),
         ms(base_ms).into(),
@@ -165,6 +185,6 @@ fn line((named, row, (mode, gain)): (&Named, &LayerRow, (&str, f64))) -> Vec<Cel
         ms(flux).into(),
         Cell::Gain(Some(gain)),
         Cell::Gain(row.best_other().map(|(_, ms)| ms / flux)),
-        row.hidden(mode).map_or_else(|| "-".to_owned(), |h| format!("{:.0} %", 100.0 * h)).into(),
+        row.hidden(mode).map_or_else(|| "-".to_owned(), |h| format!("{:.0}", 100.0 * h)).into(),
     ]
 }

@@ -21,22 +21,28 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
         "note",
         &format!(
             "{rows} rows of {} records, measured on {}. Times are medians over rounds, of the \
-             slowest rank, on random data; every result shown was compared with a reference.",
-            measured.count(),
-            words(&machines)
+             slowest rank, on random data; every result shown was compared with a reference. {}",
+            measured.clone().count(),
+            words(&machines),
+            if measured.count() == records.len() {
+                "Nothing on this page is simulated."
+            } else {
+                "Nothing is simulated but the section that says so."
+            }
         ),
     );
     page.terms(&[
         ("m", "rows of a call: tokens of a batch or a prompt, over all ranks"),
         ("TP", "ranks of the tensor-parallel group, one GPU each"),
         ("T_op", "one call of flux: GEMM and collective, fused"),
-        ("T_gemm", "the rank's GEMM alone, by cuBLASLt: the least that a call can take"),
+        ("T_gemm", "the rank's GEMM alone, by cuBLASLt; a faster kernel can beat it"),
         ("T_serial", "NCCL's collective and that GEMM, one after the other"),
         ("speed-up", "T_serial / T_op; above 1 flux is ahead"),
         (
             "E",
-            "share of the communication that is hidden: 100 % leaves the GEMM alone, 0 % is no \
-             better than in turn; a dash where the difference is within noise",
+            "(T_serial - T_op) / (T_serial - T_gemm), the share of the communication that is \
+             hidden: 0 % is no better than in turn, and a kernel faster than cuBLASLt's may pass \
+             100 %; a dash where the difference is within noise",
         ),
         (
             "transport",
@@ -95,7 +101,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.heading("Commands");
     page.paragraph(
         "note",
-        "Each record is what its command printed at its commit. Build there with `cargo xtask \
+        "Each record is what its command printed at its commit. Where that is clean, build there with `cargo xtask \
          bench` or `cargo xtask dist`, then run the line.",
     );
     let mut commands = Html::default();
@@ -112,6 +118,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
 pub(super) fn origin(page: &mut Html, record: &Record) {
     let origin = record.origin();
     let mut words = format!("`{}` at commit `{}`", origin.command, origin.commit);
+    if dirty(&origin.commit) {
+        words += " (not reproducible)";
+    }
     if !origin.date.is_empty() {
         let _ = write!(words, ", {}", origin.date.replace('T', " ").trim_end_matches('Z'));
         words += " UTC";
@@ -155,6 +164,11 @@ pub(super) fn on(record: &Record) -> String {
 
 /// A commit's first digits, and whether its tree had changes.
 fn short(commit: &str) -> String {
-    let (hash, rest) = commit.split_once('-').map_or((commit, ""), |(hash, _)| (hash, "-dirty"));
-    hash.chars().take(10).collect::<String>() + rest
+    let rest = if dirty(commit) { "-dirty, not reproducible" } else { "" };
+    commit.split('-').next().unwrap_or_default().chars().take(10).collect::<String>() + rest
+}
+
+/// Whether the tree had changes that no commit has.
+fn dirty(commit: &str) -> bool {
+    commit.ends_with("-dirty")
 }

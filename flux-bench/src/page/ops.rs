@@ -17,8 +17,8 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
             page.paragraph(
                 "",
                 "Time is drawn as a multiple of the GEMM alone, the dashed line at 1.0: what is \
-                 above it is communication that shows. Below, bars are E, the share that is \
-                 hidden, with the line at 100%. Lower curves and higher bars are better.",
+                 above it is communication that shows. Below, bars are E, with the line at \
+                 100 %. Lower curves and higher bars are better.",
             );
         }
         if open {

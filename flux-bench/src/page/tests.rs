@@ -71,3 +71,85 @@ fn peers_stand_beside_the_ops_of_their_own_layers_alone() {
     let plain = peers_of(&records, &records[1]).unwrap();
     assert!(plain.rows.iter().all(|row| !row.head.model.ends_with("+norm")));
 }
+
+/// The page of these records, as `change` leaves each.
+fn changed(names: &[&str], mut change: impl FnMut(&mut serde_json::Value)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names.iter().map(|name| format!("{name}.json")) {
+        let text = fs::read(results().join(&name)).unwrap();
+        let mut value = serde_json::from_slice(&text).unwrap();
+        change(&mut value);
+        fs::write(folder.path().join(&name), value.to_string()).unwrap();
+    }
+    let page = made(&[folder.path().to_owned()]).unwrap();
+    assert_eq!(page.left_out, Vec::<String>::new());
+    page.html
+}
+
+#[test]
+fn a_layers_gain_has_the_colour_of_the_worse_of_the_base_and_the_best_other_way() {
+    let html = changed(&["h200-x4-nvlink-layers"], |record| {
+        let row = record["rows"].as_array_mut().unwrap().iter_mut();
+        let row = row.filter(|row| row["phase"] == "decode").find(|row| row["m"] == 1).unwrap();
+        row["dtype"] = "e4m3.row:bf16".into();
+        row["ms"] = serde_json::json!({ "ar": 3.0, "two_shot": 1.0, "flux": 2.0 });
+        row["spread"] = serde_json::json!({});
+    });
+    let both = "1.50x NCCL AllReduce,<br>0.50x best other (two-shot AR)";
+    assert!(html.contains(&format!("<span class=\"behind\"><i>\u{25bc}</i> {both}</span>")));
+    let line = |dtype| {
+        format!("<td>llama3-70b</td><td>4 x NVIDIA H200</td><td>nvlink</td><td>{dtype}</td>")
+    };
+    assert!(html.contains(&line("bf16")) && html.contains(&line("e4m3.row:bf16")));
+}
+
+#[test]
+fn eight_bit_operands_of_the_kernel_alone_are_said_to_be_that() {
+    let sentence = "no op with traffic and no layer was measured";
+    let names = ["h200-x1-fp8-row-core-tp4", "h200-x4-nvlink"];
+    assert!(changed(&names, |_| ()).contains(sentence));
+    assert!(!changed(&names[1..], |_| ()).contains(sentence));
+    let with_ops = changed(&names, |record| {
+        if record.get("transport").is_some() {
+            for row in record["rows"].as_array_mut().unwrap() {
+                row["dtype"] = "e4m3.row:bf16".into();
+            }
+        }
+    });
+    assert!(!with_ops.contains(sentence));
+}
+
+#[test]
+fn hosts_of_one_machine_and_changed_trees_are_said_to_be() {
+    let page = |machines: u32, commit: &str| {
+        changed(&["h200-x4-hosts2-mixed"], |record| {
+            record["machines"] = machines.into();
+            record["commit"] = commit.into();
+        })
+    };
+    let (one, two) = (page(1, "0123456789ab-dirty"), page(2, "0123456789ab"));
+    assert!(one.contains("hosts of several GPUs (one machine acts as 2 hosts): faster"));
+    assert!(one.contains("0123456789-dirty, not reproducible"));
+    assert!(one.contains("<code>0123456789ab-dirty</code> (not reproducible)"));
+    assert!(one.contains("Nothing on this page is simulated."));
+    assert!(!two.contains("acts as") && !two.contains("not reproducible"));
+}
+
+#[test]
+fn ops_and_models_have_their_least_and_most_gain_over_records_without_options() {
+    let mut gains = Vec::new();
+    let html = changed(&["h200-x4-nvlink", "h200-x4-portable-nvlink"], |record| {
+        let rows = record["rows"].as_array().unwrap().iter();
+        let few = rows.filter(|row| {
+            row["op"] == "ag_gemm" && row["model"] == "gpt3" && row["m"].as_u64().unwrap() <= 256
+        });
+        let ms = |row: &serde_json::Value, of: &str| row[of]["median"].as_f64().unwrap();
+        gains.push(few.map(|row| ms(row, "t_serial_ms") / ms(row, "t_op_ms")).collect::<Vec<_>>());
+    });
+    let [least, most] = [f64::min, f64::max].map(|of| gains[0].iter().copied().reduce(of).unwrap());
+    let line = html.split("<td>ag_gemm</td><td>gpt3</td>").nth(1).unwrap();
+    let range = format!("{least:.2}x to {most:.2}x");
+    assert!(line.lines().next().unwrap().contains(&range), "{range}: {line:.200}");
+    let plain = changed(&["h200-x4-portable-nvlink"], |_| ());
+    assert!(!plain.contains("By op and model"));
+}
