@@ -149,7 +149,7 @@ __device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& sm
 #pragma unroll 1
         for (u32 first = 0; first < p.world; first += kSources) {
             SentVector<C> sent[kSources][kPlaces];
-            const auto address = [&](u32 s, u32 n) { return at[n] + s * source_bytes + (first + s == p.rank ? to_own : 0); };
+            const auto address = [&](u32 s, u32 n) { return at[n] + (first + s) * source_bytes + (first + s == p.rank ? to_own : 0); };
             const auto there = [&](u32 s, u32 n) { return places[n].there && first + s < p.world; };
             for (Deadline deadline{0};;) {
 #pragma unroll
@@ -196,8 +196,6 @@ __device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& sm
 #pragma unroll
                 for (u32 n = 0; n < kPlaces; ++n) sent[s][n].add_to(sums[n]);
             }
-#pragma unroll
-            for (u32 n = 0; n < kPlaces; ++n) at[n] += kSources * source_bytes;
         }
         const SumPlace to(p, epoch, item, live);
 #pragma unroll
