@@ -1,7 +1,9 @@
 """The measurement of whole layers, on a model small enough for the CPU."""
 
 import json
+import os
 import runpy
+import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -95,6 +97,43 @@ def test_whole_models_have_the_losses_and_logits_of_pytorchs_styles(tmp_path):
     assert len(losses["torch"]) == len(losses["flux"]) > 2 and losses["flux"][-1] < losses["flux"][0], losses
     shown = bench("show", str(path))
     assert f"| tiny | steps | 2 | m=16 | {rows[0]['ms']['torch']:.2f} |" in shown and "async-TP, steps: it needs GPUs" in shown, shown
+
+
+DECODE = """
+import sys
+from pathlib import Path
+
+from flux_tp.bench import llama
+from flux_tp.bench.options import Options
+
+forward, calls = llama._Decoding._forward, {}
+
+def forward_of(self, ids):
+    logits = forward(self, ids)
+    number = calls[self] = calls.get(self, -1) + 1
+    of_flux = list(calls).index(self) == 1
+    return logits * 2 if of_flux and number == {"first": 3, "last": 8}[sys.argv[1]] else logits
+
+llama._Decoding._forward = forward_of
+llama.run(Options(["tiny"], ["generate"], [2], ["torch", "flux"], 1, "host", 1, Path(sys.argv[2]), 200.0))
+assert set(calls.values()) == {8}, calls
+"""
+"""One rank. A mode's calls are the prompt, two first steps, one that is kept, four that are timed, and one that is kept."""
+
+
+@pytest.mark.parametrize("wrong", ["first", "last"])
+def test_wrong_logits_of_the_timed_call_are_found_before_and_after_the_timing(wrong, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    path = tmp_path / "models.json"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", DECODE, wrong, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ | rank)
+    assert ended.returncode == 0, ended.stderr
+    (row,) = json.loads(path.read_text())["rows"]
+    assert not row["verified"], row
 
 
 def test_nothing_is_verified_without_a_bound_and_a_mode():

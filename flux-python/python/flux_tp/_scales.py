@@ -19,6 +19,7 @@ from ._kernels import quantized
 from .errors import OperandError
 
 __all__ = [
+    "BLOCK",
     "E4M3",
     "FORMS",
     "Quantisable",
@@ -26,6 +27,7 @@ __all__ = [
     "dequantised",
     "quantize_rows",
     "quantized_weight",
+    "scale_of",
     "scaled",
     "scaled_product",
     "with_scales",
@@ -33,7 +35,10 @@ __all__ = [
 
 E4M3 = torch.float8_e4m3fn
 FORMS = {name: number for number, name in enumerate(_native.scales_of_operands())}
-_BLOCK = 128
+BLOCK = 128
+"""Elements along each dimension of a block of a weight with one scale."""
+_MOST = torch.finfo(E4M3).max
+_LEAST = torch.finfo(torch.float32).tiny
 _OUTPUTS = (torch.bfloat16, torch.float16)
 
 
@@ -60,10 +65,10 @@ def scaled(
     shapes = [tuple(weight.shape) for weight in weights]
     form = _form(scale_a, scale_b, shapes[0])
     for index, (scale, (n, k)) in enumerate(zip(scale_b, shapes)):
-        expected = {"tensor": None, "row": (1, n), "block": (-(-n // _BLOCK), -(-k // _BLOCK))}[form]
+        expected = {"tensor": None, "row": (1, n), "block": (-(-n // BLOCK), -(-k // BLOCK))}[form]
         _check(named("scale_b", index, count), scale, expected, form, x)
     rows, k = x.shape
-    _check("scale_a", scale_a, {"tensor": None, "row": (rows, 1), "block": (rows, -(-k // _BLOCK))}[form], form, x)
+    _check("scale_a", scale_a, {"tensor": None, "row": (rows, 1), "block": (rows, -(-k // BLOCK))}[form], form, x)
     if form == "tensor":
         operands = {"scale_x": scale_a.reshape(1, 1)}
     elif op == "all_gather_matmul":
@@ -89,7 +94,7 @@ def _form(scale_a: Any, scale_b: list[Any], shape: tuple[int, int]) -> str:
             raise OperandError(f"{name} is a {type(scale).__name__}: give a tensor of torch.float32")
     found, (n, k) = scale_b[0], shape
     # One block has one scale; so has a tensor.
-    if found.numel() == 1 and (scale_a.numel() == 1 or (n, k) != (_BLOCK, _BLOCK)):
+    if found.numel() == 1 and (scale_a.numel() == 1 or (n, k) != (BLOCK, BLOCK)):
         return "tensor"
     return "row" if tuple(found.shape) == (1, n) else "block"
 
@@ -108,7 +113,7 @@ def _check(name: str, scale: Any, expected: tuple[int, int] | None, form: str, x
 
 def _bytes_behind(form: str, k: int) -> int:
     """Bytes of a row's own scales, in whole vectors of 16."""
-    count = {"tensor": 0, "row": 1, "block": -(-k // _BLOCK)}[form]
+    count = {"tensor": 0, "row": 1, "block": -(-k // BLOCK)}[form]
     return -(-count // 4) * 16
 
 
@@ -168,7 +173,7 @@ def quantize_rows(
         raise OperandError(f"scales = {scales!r}: give 'row', 'block', or a tensor of one element")
     lead, k = x.shape[:-1], x.shape[-1]
     rows = x.reshape(-1, k) if x.numel() else x.reshape(lead.numel(), k)
-    count = {"tensor": 0, "row": 1, "block": -(-k // _BLOCK)}[scales]
+    count = {"tensor": 0, "row": 1, "block": -(-k // BLOCK)}[scales]
     apart = count > 0 and not carried
     out = torch.empty(rows.shape[0], k if apart else k + _bytes_behind(scales, k), dtype=E4M3, device=x.device)
     out_scale = torch.empty(count, rows.shape[0], dtype=torch.float32, device=x.device) if apart else None
@@ -203,7 +208,7 @@ class Quantisable:
 def check_groups(name: str, form: str, extents: Mapping[str, tuple[int, int]]) -> None:
     """Refuses features of a layer, by name with their extent and in how many parts it is split, that groups of scales do not divide."""
     for feature, (extent, parts) in extents.items():
-        multiple = parts * (_BLOCK if form == "block" else 16)
+        multiple = parts * (BLOCK if form == "block" else 16)
         if extent % multiple:
             raise OperandError(f"{name}: {feature} = {extent}, and {form} scales need multiples of {multiple}: leave it out by keep=")
 
@@ -211,8 +216,8 @@ def check_groups(name: str, form: str, extents: Mapping[str, tuple[int, int]]) -
 def dequantised(codes: Tensor, scale: Tensor, form: str, of_weight: bool = False) -> Tensor:
     """What codes and scales stand for, in fp32."""
     if form == "block":
-        scale = scale.repeat_interleave(_BLOCK, 1)
-        scale = scale.repeat_interleave(_BLOCK, 0) if of_weight else scale
+        scale = scale.repeat_interleave(BLOCK, 1)
+        scale = scale.repeat_interleave(BLOCK, 0) if of_weight else scale
     elif form == "row" and of_weight:
         scale = scale.t()
     return codes.float() * scale
@@ -221,17 +226,16 @@ def dequantised(codes: Tensor, scale: Tensor, form: str, of_weight: bool = False
 def scaled_product(
     x: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, form: str, bias: Tensor | None = None, out_dtype: Any = None, out: Tensor | None = None
 ) -> Tensor:
-    """``x @ weight.T + bias`` of this rank's 8-bit operands, by ``torch._scaled_mm``; on the CPU, where it lacks scales, in fp32.
-
-    ``out`` takes the product of two dimensions on a GPU.
-    """
+    """``x @ weight.T + bias`` of this rank's 8-bit operands, by ``torch._scaled_mm``; on the CPU, where it lacks scales, in fp32."""
     dtype, lead = output_dtype(out_dtype), x.shape[:-1]
     if len(lead) > 1:
         x, scale_a = x.flatten(0, -2), scale_a if form == "tensor" else scale_a.flatten(0, -2)
-        return scaled_product(x, weight, scale_a, scale_b, form, bias, dtype).unflatten(0, lead)
+        rows = None if out is None else out.view(-1, out.shape[-1])
+        return scaled_product(x, weight, scale_a, scale_b, form, bias, dtype, rows).unflatten(0, lead)
     if x.device.type == "cpu":
         wide = dequantised(x, scale_a, form) @ dequantised(weight, scale_b, form, True).t()
-        return (wide if bias is None else wide + bias).to(dtype)
+        y = (wide if bias is None else wide + bias).to(dtype)
+        return y if out is None else out.copy_(y)
     if form == "row":
         scale_a = scale_a.contiguous()
     elif form == "block":
@@ -242,22 +246,24 @@ def scaled_product(
     return torch._scaled_mm(x, weight.t(), scale_a, scale_b, bias, out_dtype=dtype, **({} if out is None else {"out": out}))
 
 
+def scale_of(most: Tensor) -> Tensor:
+    """The fp32 scale of elements whose largest magnitude is ``most``."""
+    return (most.float() / _MOST).clamp_min(_LEAST)
+
+
 def quantized_weight(weight: Tensor, form: str, of_ranks: Callable[[Tensor], Tensor] = lambda most: most) -> tuple[Tensor, Tensor]:
-    """A weight ``[n, k]`` as codes and scales: of rows ``[1, n]``, or of 128 x 128 ``[n/128, k/128]``.
+    """A weight ``[n, k]`` as codes and scales: of all ``[1, 1]``, of rows ``[1, n]``, or of 128 x 128 ``[n/128, k/128]``.
 
     ``of_ranks``: from the largest magnitudes of this rank's part of rows, those of whole rows.
     """
     n, k = weight.shape
-    wide = weight.detach().float()
-    if form == "row":
-        groups = wide.unsqueeze(1)
-    else:
-        groups = wide.reshape(n // _BLOCK, _BLOCK, k // _BLOCK, _BLOCK).transpose(1, 2).reshape(-1, 1, _BLOCK * _BLOCK)
-    most = groups.abs().amax(2, keepdim=True)
-    most = of_ranks(most) if form == "row" else most
-    scale = (most / torch.finfo(E4M3).max).clamp_min(torch.finfo(torch.float32).tiny)
-    codes = (groups / scale).clamp(-448, 448).to(E4M3)
-    if form == "row":
-        return codes.squeeze(1), scale.reshape(1, n)
-    codes = codes.view(torch.uint8).reshape(n // _BLOCK, k // _BLOCK, _BLOCK, _BLOCK).transpose(1, 2).reshape(n, k)
-    return codes.view(E4M3), scale.reshape(n // _BLOCK, k // _BLOCK)
+    groups = weight.detach().float()
+    if form == "block":
+        groups = groups.reshape(n // BLOCK, BLOCK, k // BLOCK, BLOCK).transpose(1, 2).flatten(2).flatten(0, 1)
+    most = groups.abs().amax() if form == "tensor" else groups.abs().amax(1, keepdim=True)
+    scale = scale_of(of_ranks(most) if form == "row" else most)
+    codes = (groups / scale).clamp(-_MOST, _MOST).to(E4M3)
+    if form == "block":
+        blocks = codes.view(torch.uint8).reshape(n // BLOCK, k // BLOCK, BLOCK, BLOCK)
+        return blocks.transpose(1, 2).reshape(n, k).view(E4M3), scale.reshape(n // BLOCK, k // BLOCK)
+    return codes, scale.reshape(1, n if form == "row" else 1)

@@ -180,7 +180,7 @@ def main() -> int:
     if arguments.command == "megatron":
         from .megatron import run
     elif arguments.command == "models":
-        from .whole import run
+        from .llama import run
     else:
         from .layers import run
 

@@ -6,13 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .ranks import Ranks
 
-__all__ = ["Clock", "captured", "in_round", "in_time"]
+__all__ = ["Clock", "captured", "figures", "in_round", "in_time"]
 
 WARM_UP = 3
 """Rounds that are not counted."""
@@ -56,6 +57,15 @@ def cycles_per_us(device: torch.device) -> float:
         end.synchronize()
         shortest = min(shortest, start.elapsed_time(end))
     return cycles / (shortest * 1e3)
+
+
+def figures(times: Mapping[str, Mapping[str, float]], layers: int = 1) -> dict[str, Any]:
+    """What a record's row has of the :meth:`Clock.rounds` of calls with so many equal layers."""
+    return {
+        "ms": {label: of["median"] / layers for label, of in times.items()},
+        "spread": {label: [of[end] / layers for end in ("p10", "p90")] for label, of in times.items()},
+        "late": {label: int(of["late"]) for label, of in times.items()},
+    }
 
 
 class Clock:

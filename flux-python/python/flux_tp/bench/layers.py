@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .attention import KV_LENGTH, SEQUENCE, causal, decoding
-from .clock import Clock, captured
-from .eight import eight_bits, with_scales_of_inputs
+from .clock import Clock, captured, figures
+from .fp8 import quantized_layer, with_scales_of_inputs
 from .memory import free_on_host, least_bytes, refusal
 from .models import MODELS
 from .modes import MODES, AllReduce, Calibrating, Dequantised, Mode
@@ -52,7 +52,7 @@ def run(options: Options) -> None:
         say(ranks, f"{name}: random weights of {options.layers} layers")
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
-        narrow = [eight_bits(layer, options.scales) for layer in layers] if options.scales else None
+        narrow = [quantized_layer(layer, options.scales) for layer in layers] if options.scales else None
         for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
             if ranks.past(options.time_limit):
                 if record:
@@ -146,9 +146,7 @@ def _row(
         "transport": ranks.comm.transport,
         "layers": len(layers),
         # A layer's part of the stack's time.
-        "ms": {label: spread["median"] / len(layers) for label, spread in times.items()},
-        "spread": {label: [spread[end] / len(layers) for end in ("p10", "p90")] for label, spread in times.items()},
-        "late": {label: int(spread["late"]) for label, spread in times.items()},
+        **figures(times, len(layers)),
         "error": errors,
         "largest_error": bound,
         "verified": verified(errors, bound),

@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from ..integrations import megatron
 
 from .attention import SEQUENCE
-from .clock import Clock
+from .clock import Clock, figures
 from .models import MODELS, Model
 from .options import GRACE, Options
 from .ranks import Ranks
@@ -169,9 +169,7 @@ def _row(ranks: Ranks, options: Options, name: str, m: int) -> dict[str, Any]:
         "transport": ranks.comm.transport,
         "layers": options.layers,
         # Of a step of the whole model, with embedding, output layer and update.
-        "ms": {label: spread["median"] for label, spread in times.items()},
-        "spread": {label: [spread[end] for end in ("p10", "p90")] for label, spread in times.items()},
-        "late": {label: int(spread["late"]) for label, spread in times.items()},
+        **figures(times),
         "losses": losses,
         "difference": largest,
         "verified": largest <= TOLERANCE,

@@ -1,6 +1,6 @@
 """How the two kinds of linear layers of a tensor-parallel layer are computed: flux, and the alternatives to it.
 
-``x`` is ``[rows, in]`` and a weight ``[out, in]``, both of bf16, or of 8 bits with scales (:mod:`.eight`). A mode is
+``x`` is ``[rows, in]`` and a weight ``[out, in]``, both of bf16, or of 8 bits with scales (:mod:`.fp8`). A mode is
 *sharded* where the rows between two layers are split over the ranks: a column-parallel layer gathers them, a
 row-parallel one scatters its sums.
 """
@@ -18,8 +18,8 @@ import flux_tp
 
 from .. import quantize_rows
 from .._autograd import CopiedInputLinear
-from . import eight
-from .eight import Rows, Weight, quantized
+from . import fp8
+from .fp8 import Rows, Weight, quantized
 from .models import Model
 from .ranks import Ranks
 from .weights import EPS, activate, norm
@@ -29,7 +29,7 @@ __all__ = ["MODES", "AllReduce", "Calibrating", "Dequantised", "Mode"]
 
 def _product(x: Tensor | Rows, weight: Tensor | Weight, out: Tensor | None = None) -> Tensor:
     if isinstance(weight, Weight):
-        return eight.product(x, weight, out)
+        return fp8.product(x, weight, out)
     return F.linear(x, weight) if out is None else torch.mm(x, weight.t(), out=out)
 
 

@@ -11,16 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from .._comm import Communicator
-from .._scales import E4M3, dequantised, quantize_rows, quantized_weight, scaled_product
+from .._scales import BLOCK, E4M3, dequantised, quantize_rows, quantized_weight, scale_of, scaled_product
 from ..errors import OperandError
 from .ranks import Ranks
 from .weights import Layer
 
-__all__ = ["Rows", "Weight", "eight_bits", "product", "quantized", "with_scales_of_inputs"]
-
-BLOCK = 128
-MOST = torch.finfo(E4M3).max
-LEAST = torch.finfo(torch.float32).tiny
+__all__ = ["Rows", "Weight", "product", "quantized", "quantized_layer", "with_scales_of_inputs"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def product(x: Rows, weight: Weight, out: Tensor | None = None) -> Tensor:
     return scaled_product(x.codes, weight.codes, x.scale, weight.scale, x.form, out=out)
 
 
-def eight_bits(layer: Layer, form: str) -> Layer:
+def quantized_layer(layer: Layer, form: str) -> Layer:
     """A layer's weights, quantised."""
 
     def convert(weight: Tensor) -> Weight:
@@ -89,11 +85,7 @@ def eight_bits(layer: Layer, form: str) -> Layer:
         if any(extent % multiple for extent in weight.shape):
             shape = " x ".join(map(str, weight.shape))
             raise OperandError(f"a rank's weight is {shape}, and {form} scales need multiples of {multiple}: give other --scales, --models or --tp")
-        if form == "tensor":
-            scale = (weight.abs().amax().float() / MOST).clamp_min(LEAST).reshape(1, 1)
-            codes = (weight.float() / scale).clamp(-MOST, MOST).to(E4M3)
-        else:
-            codes, scale = quantized_weight(weight, form)
+        codes, scale = quantized_weight(weight, form)
         return Weight(nn.Parameter(codes, requires_grad=False), scale, form)
 
     return layer.map(convert)
@@ -101,5 +93,5 @@ def eight_bits(layer: Layer, form: str) -> Layer:
 
 def with_scales_of_inputs(layers: list[Layer], largest: list[float], ranks: Ranks) -> list[Layer]:
     """The layers with static scales, of the ``largest`` magnitudes that the inputs of their weights have on any rank."""
-    scales = iter([torch.tensor([[max(of / MOST, LEAST)]], device=ranks.device) for of in ranks.largest(largest)])
+    scales = iter([scale_of(torch.tensor([[of]], device=ranks.device)) for of in ranks.largest(largest)])
     return [layer.map(lambda weight: replace(weight, of_input=next(scales))) for layer in layers]

@@ -21,7 +21,7 @@ import flux_tp
 
 from . import styles
 from .attention import SEQUENCE
-from .clock import WARM_UP, Clock, captured
+from .clock import WARM_UP, Clock, captured, figures
 from .layers import attempt, say
 from .models import MODELS
 from .options import GRACE, Options
@@ -119,9 +119,7 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
         "tp": ranks.world,
         "transport": ranks.comm.transport,
         "layers": options.layers,
-        "ms": {label: spread["median"] for label, spread in times.items()},
-        "spread": {label: [spread[end] for end in ("p10", "p90")] for label, spread in times.items()},
-        "late": {label: int(spread["late"]) for label, spread in times.items()},
+        **figures(times),
         **({"losses": results} if phase == "steps" else {}),
         "differences": differences,
         # A mode is compared with another.
@@ -161,7 +159,7 @@ class _Training:
         if mode.overlapped:
             styles.enable_overlap(mesh)
         if mode.compiled:
-            # As an option, and not as a setting of all: what was compiled with other options is not taken for another model's layer.
+            # An option, and no setting of all: a layer that was compiled with another option is not taken for this one.
             for layer in self.model.model.layers:
                 layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
@@ -197,28 +195,45 @@ class _Decoding:
         prompt = torch.randint(self.model.config.vocab_size, (batch, PROMPT)).to(ranks.device)
         # First passes, those that find how long a call takes, and rounds.
         self.cache = StaticCache(self.model.config, max_cache_len=PROMPT + 16 + WARM_UP + options.samples)
-        self.logits = self._forward(prompt)
-        self.token = self.logits.argmax(-1)
+        self.forced = prompt[:, :1]
+        self.token = self.forced.clone()
+        self.logits = [self._forward(prompt).float()]
 
     @torch.inference_mode()
     def _forward(self, ids: Tensor) -> Tensor:
         return self.model(input_ids=ids, cache=self.cache, use_cache=True, logits_to_keep=1).logits
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """The next token of each prompt."""
-        self.token.copy_(self._forward(self.token).argmax(-1))
+    def step(self) -> Tensor:
+        """The next token of each prompt, and the logits that it is the likeliest of."""
+        logits = self._forward(self.token)
+        self.token.copy_(logits.argmax(-1))
+        return logits
 
     def call(self) -> Callable[[], object]:
         """A step, on GPUs as a graph."""
-        return captured(self.step) if self.token.is_cuda else self.step
+        self.timed = captured(self.step) if self.token.is_cuda else self.step
+        self._keep()
+        return self.timed
 
-    def results(self) -> Tensor:
-        return self.logits.float()
+    @torch.inference_mode()
+    def _keep(self) -> None:
+        """Keeps the logits of the timed call behind the prompts, for a token that is the same in all modes."""
+        for layer in self.cache.layers:
+            layer.cumulative_length.fill_(PROMPT)
+        self.token.copy_(self.forced)
+        self.logits.append(self.timed().float())
+
+    def results(self) -> list[Tensor]:
+        """Logits of the prompts, and of the timed call before the timing and after it."""
+        self._keep()
+        return self.logits
 
 
-_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
-    "steps": difference,
-    "generate": lambda one, other: ((other - one).norm() / one.norm()).nan_to_num(nan=float("inf")).item(),
-}
+def _of_logits(ones: list[Tensor], others: list[Tensor]) -> float:
+    found = [(other - one).norm() / one.norm() for one, other in zip(ones, others, strict=True)]
+    return torch.stack(found).nan_to_num(nan=float("inf")).max().item()
+
+
+_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {"steps": difference, "generate": _of_logits}
 """How far the results of a mode are from those of the first."""
