@@ -32,6 +32,9 @@ pub mod fuzz;
 #[cfg(test)]
 #[path = "../tests/lateness/mod.rs"]
 mod lateness;
+#[cfg(test)]
+#[path = "../tests/loopback/mod.rs"]
+mod loopback;
 pub mod reason;
 mod sync;
 mod topology;

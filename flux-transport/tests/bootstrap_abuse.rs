@@ -9,7 +9,7 @@ mod skipped;
 mod lateness;
 use lateness::{AMPLE, assert_soon};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -311,8 +311,8 @@ fn a_group_on_one_host_forms_under_abuse() {
     );
 }
 
-/// Ports on which this process listens: rank 0's, and those of the second step.
-fn listening() -> Vec<u16> {
+/// Where this process listens: rank 0, and all ranks in the second step.
+fn listening() -> Vec<SocketAddrV4> {
     let sockets: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| {
@@ -325,12 +325,16 @@ fn listening() -> Vec<u16> {
         })
         .collect();
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let port = |line: &str| {
+    let place = |line: &str| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         let ours = fields[3] == "0A" && sockets.iter().any(|inode| inode == fields[9]);
-        ours.then(|| u16::from_str_radix(fields[1].rsplit_once(':').unwrap().1, 16).unwrap())
+        let (address, port) = fields[1].split_once(':').unwrap();
+        let [address, port] = [address, port].map(|hex| u32::from_str_radix(hex, 16).unwrap());
+        // The four bytes as they lie in memory.
+        let address = Ipv4Addr::from(address.to_ne_bytes());
+        ours.then(|| SocketAddrV4::new(address, port.try_into().unwrap()))
     };
-    table.lines().skip(1).filter_map(port).collect()
+    table.lines().skip(1).filter_map(place).collect()
 }
 
 #[test]
@@ -343,8 +347,9 @@ fn a_group_across_hosts_forms_under_abuse_of_all_its_ports() {
         _ => b"GET / HTTP/1.1\r\nHost: flux\r\n\r\n".to_vec(),
     };
     let scan = || {
-        for port in listening() {
-            if let Ok(mut client) = TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, port)) {
+        for place in listening() {
+            if let Ok(mut client) = TcpStream::connect(place) {
+                let port = place.port();
                 let _ = client.write_all(&noise(port.into(), port as usize % 50));
             }
         }

@@ -139,8 +139,9 @@ fn missing_ranks_are_named_to_everybody_who_came() {
     // Without rank 0, it is the one that is missing.
     for error in errors(&site, &came[1..], after(300)) {
         let text = error.to_string();
+        let looked_for = format!("rank 0 was looked for at {} port ", site.address.ip());
         assert!(
-            text.contains("not seen: rank 0; rank 0 was looked for at 127.0.0.1 port ")
+            text.contains(&format!("not seen: rank 0; {looked_for}"))
                 && text.ends_with("Connection refused (os error 111))"),
             "{text}"
         );
@@ -211,9 +212,9 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
 #[test]
 fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
     let site = Site::new();
-    // The same address by another name: a launch of its own.
+    // The same address spelled otherwise: a launch of its own.
     let mut set = site.variables(&told(1, &[0, 1]));
-    set[3].1 = format!("tcp://localhost:{}", site.address.port()).into();
+    set[3].1 = format!("tcp://{}:0{}", site.address.ip(), site.address.port()).into();
     let other = Environment::parse(&|name| {
         set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
     })
@@ -236,7 +237,7 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
     // An earlier launch: another secret, or the same address spelled otherwise.
     let with_secret = site.rank(&Told { secret: "a secret of somebody else", ..told(0, &hosts) });
     let mut set = site.variables(&told(0, &hosts));
-    set[3].1 = format!("tcp://127.0.0.1:0{}", site.address.port()).into();
+    set[3].1 = format!("tcp://{}:0{}", site.address.ip(), site.address.port()).into();
     let with_name = Environment::parse(&|name| {
         set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
     })

@@ -7,6 +7,7 @@ mod bootstrap_common;
 mod lateness;
 
 use async_trait::async_trait;
+use bootstrap_common::loopback::free_address;
 use bootstrap_common::process::{command, role};
 use bootstrap_common::{ample, assert_empty, private};
 use flux_transport::{
@@ -238,7 +239,7 @@ fn as_the_role_says() {
 
 #[test]
 fn a_killed_rank_is_named_within_a_fifth_of_a_second_whatever_the_rendezvous_was() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = free_address();
     // On one host, and as if each rank were on its own.
     for (role, apart) in [("files", false), ("files", true), ("unix", false), ("tcp", true)] {
         let (folder, runtime) = (private(), private());
@@ -253,7 +254,7 @@ fn a_killed_rank_is_named_within_a_fifth_of_a_second_whatever_the_rendezvous_was
                 ("TEST_RANK", rank.to_string().into()),
                 ("TEST_PLACE", place.clone()),
                 ("FLUX_HOST_ID", host.to_string().into()),
-                ("FLUX_ADDRESS", "127.0.0.1".into()),
+                ("FLUX_ADDRESS", free.ip().to_string().into()),
             ];
             command(role, runtime.path(), &variables).spawn().unwrap()
         };

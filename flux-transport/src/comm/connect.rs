@@ -216,7 +216,6 @@ mod tests {
     use crate::bootstrap::{Environment, join};
     use crate::lateness::AMPLE;
     use flux_core::Nodes;
-    use std::net::{Ipv4Addr, TcpListener};
     use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
@@ -228,7 +227,7 @@ mod tests {
 
     /// Two ranks that take themselves for those of two hosts.
     fn on_two_hosts(select: Select) -> Vec<Result<String, ConnectError>> {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let free = crate::loopback::free_address();
         meet(select, |path, rank| {
             vec![
                 ("FLUX_RENDEZVOUS", format!("tcp://{free}").into()),

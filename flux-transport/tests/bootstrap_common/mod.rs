@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
+#[path = "../loopback/mod.rs"]
+pub(crate) mod loopback;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod raw_client;

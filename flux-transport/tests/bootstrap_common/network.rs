@@ -1,7 +1,7 @@
 //! Ranks that believe that they are on several hosts: over loopback, told apart by `FLUX_HOST_ID`.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,11 +9,12 @@ use std::time::Instant;
 use flux_transport::Environment;
 use flux_transport::internal::control::ControlPlane;
 
+use super::loopback::free_address;
 use super::{ample, assert_empty, join_all, private};
 
 pub(crate) const SECRET: &str = "a secret of the tests, long enough";
 
-/// A launch's place: a loopback port that was free just now, and a directory for a host's ranks.
+/// A launch's place: a loopback port, and a directory for a host's ranks.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) address: SocketAddr,
@@ -36,10 +37,10 @@ pub(crate) fn told(rank: u32, hosts: &[u32]) -> Told {
 
 impl Site {
     pub(crate) fn new() -> Self {
-        Self::at(Ipv4Addr::LOCALHOST.into()).unwrap()
+        Self { address: free_address(), directory: private() }
     }
 
-    /// `None` where this machine does not have the address.
+    /// At a port that was free just now. `None` where this machine does not have the address.
     pub(crate) fn at(address: IpAddr) -> Option<Self> {
         let free = TcpListener::bind((address, 0)).ok()?;
         Some(Self { address: free.local_addr().unwrap(), directory: private() })

@@ -6,7 +6,6 @@ use crate::comm::mock::MockTransport;
 use crate::lateness::{AMPLE, assert_soon, scaled};
 use crate::{Options, Select};
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
@@ -173,7 +172,7 @@ fn who_does_not_answer_is_given_up_after_one_deadline() {
 fn on_two_hosts() -> Vec<World> {
     let directory =
         tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let free = crate::loopback::free_address();
     let rank = |rank: u32| {
         let set: [(&str, OsString); 7] = [
             ("FLUX_RANK", rank.to_string().into()),
