@@ -3,7 +3,8 @@
 //! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, all of one 16-bit type, or
 //! both of 8 bits with scales. Of what is wanted beside them it has what the file has.
 
-use super::scaled::{self, Quantised, ScalePair};
+use super::quantised::Quantised;
+use super::scaled::{self, ScalePair};
 use crate::harness::NoMemory;
 use flux_core::{DType, Numerics};
 use safetensors::tensor::TensorView;

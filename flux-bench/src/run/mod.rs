@@ -5,11 +5,12 @@
 
 mod input;
 mod output;
+mod quantised;
 mod scaled;
 
 use input::{Input, Wanted};
 use output::{Extents, Output, Tensor};
-use scaled::with_scales;
+use quantised::with_scales;
 
 use crate::atomic_file;
 use crate::end;

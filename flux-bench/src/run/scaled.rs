@@ -1,16 +1,13 @@
-//! Scales of 8-bit operands as files of public checkpoints name them, and rows of 16 bits that
-//! become 8-bit operands as a server makes them.
+//! Scales of 8-bit operands as files of public checkpoints name them.
 //!
 //! Invariant: scales are finer than the file's only where others are: one of a tensor is then the
 //! scale of each row, or block.
 
-use super::cut;
 use super::input::InputError;
+use super::quantised::Quantised;
 use crate::harness::data::Window;
 use flux_core::numerics::SCALE_BLOCK;
-use flux_core::{DType, Numerics, Scales};
-use flux_kernels::cpu::{Rows, RowsMut, quantize};
-use flux_kernels::{Element, F8E4M3, with_element};
+use flux_core::{DType, Scales};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -40,14 +37,6 @@ pub(super) struct ScalePair {
     form: Scales,
     x: ScaleMatrix,
     w: ScaleMatrix,
-}
-
-/// `x` of 16 bits as an 8-bit operand: rows of codes, behind which its own scales lie.
-#[derive(Debug)]
-pub(super) struct Quantised {
-    pub(super) rows: Vec<F8E4M3>,
-    /// Codes of a row with what is behind them.
-    pub(super) row: usize,
 }
 
 /// An operand's extents and its type.
@@ -123,14 +112,14 @@ impl ScalePair {
         let given = found(INPUT_SCALE).map(|tensor| matrix(&tensor, x, 1, forms)).transpose()?;
         let (of_x, quantised) = match given {
             Some(given) if is_made => {
-                let quantised = quantised(bytes, x, Scales::Tensor, Some(given.values[0]))?;
+                let quantised = Quantised::new(bytes, x, Scales::Tensor, Some(given.values[0]))?;
                 (given, Some(quantised))
             }
             Some(given) => (given, None),
             None if is_made => {
                 let form = if of_w.form == Scales::Block { Scales::Block } else { Scales::Row };
-                let quantised = quantised(bytes, x, form, None)?;
-                (quantised.scales(x, form), Some(quantised))
+                let quantised = Quantised::new(bytes, x, form, None)?;
+                (ScaleMatrix::new(quantised.scales(x, form), form, 1, x.cols), Some(quantised))
             }
             None => return Err(missing(INPUT_SCALE)),
         };
@@ -198,59 +187,4 @@ fn values(name: &'static str, tensor: &TensorView<'_>) -> Result<Vec<f32>, Input
         Dtype::F16 => Ok(halves(|bytes| f16::from_le_bytes(bytes).to_f32())),
         other => Err(InputError::ScaleType { name, dtype: format!("{other:?}") }),
     }
-}
-
-/// Rows of 16 bits as rows of codes.
-fn quantised(
-    bytes: &[u8],
-    Extents { rows, cols, dtype }: Extents,
-    form: Scales,
-    given: Option<f32>,
-) -> Result<Quantised, InputError> {
-    let row = cols + Numerics::e4m3(form, dtype).row_scale_bytes(cols as u32) as usize;
-    let mut made = crate::harness::room(rows * row)?;
-    made.resize(rows * row, F8E4M3::from_bits(0));
-    with_element!(dtype, T, {
-        let whole = Window { row0: 0, col0: 0, rows: rows as u32, cols: cols as u32 };
-        let wide = cut::<T>(bytes, cols, [whole])?;
-        let (x, out) =
-            (Rows { elements: &wide, stride: cols }, RowsMut { elements: &mut made, stride: row });
-        quantize(x, (rows, cols), None, (form, given), out, None);
-    });
-    Ok(Quantised { rows: made, row })
-}
-
-impl Quantised {
-    /// What lies behind the codes.
-    fn scales(&self, Extents { cols, .. }: Extents, form: Scales) -> ScaleMatrix {
-        let behind = self.rows.chunks_exact(self.row).flat_map(|row| {
-            let bytes: &[u8] = bytemuck::cast_slice(&row[cols..]);
-            let count = form.of_row(cols as u32) as usize;
-            bytes.as_chunks().0.iter().take(count).map(|&bytes| f32::from_le_bytes(bytes))
-        });
-        ScaleMatrix::new(behind.collect(), form, 1, cols)
-    }
-
-    /// The rows as bytes.
-    pub(super) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.rows)
-    }
-}
-
-/// Rows of codes with their scales behind them, in so many bytes.
-pub(super) fn with_scales<X: Element>(
-    codes: &[X],
-    cols: usize,
-    scales: &[f32],
-    behind: usize,
-) -> anyhow::Result<Vec<X>> {
-    let count = codes.len() / cols;
-    let mut rows = crate::harness::room(count * (cols + behind))?;
-    let of_row = scales.len() / count.max(1);
-    for (number, codes) in codes.chunks_exact(cols).enumerate() {
-        rows.extend_from_slice(codes);
-        rows.extend_from_slice(bytemuck::cast_slice(&scales[number * of_row..][..of_row]));
-        rows.resize((number + 1) * (cols + behind), X::from_f32(0.0));
-    }
-    Ok(rows)
 }

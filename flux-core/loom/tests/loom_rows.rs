@@ -1,5 +1,5 @@
 //! Rows that are their own signals: polls, restored sentinels, and the writer's next call of the
-//! same half, in every interleaving and with every stale read that the memory model allows. A
+//! same half. Every interleaving is tried, with every stale read that the memory model allows. A
 //! missing fence of either kind must be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core-loom --release`

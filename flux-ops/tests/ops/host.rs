@@ -10,9 +10,10 @@ use flux_ops::{
     TimedItem, Timeline, TimelineError,
 };
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, Select, Stream, World};
+use flux_transport::{Communicator, Select, Stream, Wait, World};
 use half::bf16;
 use std::error::Error;
+use std::process::Command;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -49,7 +50,13 @@ fn ranks_as_processes_pass_all_of_these_tests() {
     if launched().is_some() {
         return;
     }
-    let launcher = Launcher::new(WorldSize::new(3).unwrap(), std::env::current_exe().unwrap());
+    let this = std::env::current_exe().unwrap();
+    let listed = Command::new(&this).args(["host::", "--list"]).output().unwrap().stdout;
+    let listed = String::from_utf8(listed).unwrap();
+    for words in ARITHMETIC {
+        assert!(listed.contains(words), "no test has {words:?} in its name");
+    }
+    let launcher = Launcher::new(WorldSize::new(3).unwrap(), this);
     let skipped = ARITHMETIC.into_iter().flat_map(|words| ["--skip", words]);
     let args = ["host::", "--test-threads=1"].into_iter().chain(skipped);
     assert_eq!(
@@ -62,6 +69,11 @@ fn ranks_as_processes_pass_all_of_these_tests() {
 #[test]
 fn few_rows_leave_no_wrong_element() {
     on_host(|machine| suite::few_rows_leave_no_wrong_element(machine, 150));
+}
+
+#[test]
+fn few_rows_that_do_not_come_are_named() {
+    on_host(|machine| suite::few_rows_that_do_not_come_are_named(machine, Wait::Signal));
 }
 
 #[test]

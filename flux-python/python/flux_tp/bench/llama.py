@@ -159,7 +159,7 @@ class _Training:
         if mode.overlapped:
             styles.enable_overlap(mesh)
         if mode.compiled:
-            # An option, and no setting of all: a layer that was compiled with another option is not taken for this one.
+            # By an option: under a setting of all, torch takes a layer compiled with another setting for this one.
             for layer in self.model.model.layers:
                 layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
