@@ -129,8 +129,8 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
 
 
 def _why_not(ranks: Ranks, mode: _Mode, phase: str) -> str | None:
-    if mode.compiled and phase == "generate":
-        return "a decoded token is a CUDA graph without torch.compile"
+    if mode.overlapped and phase == "generate":
+        return "rows of a decoded token are whole on every rank: there are no collectives that async-TP overlaps"
     return ranks.why_no_symmetric_memory() if mode.overlapped else None
 
 
@@ -151,6 +151,14 @@ def _split(ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: 
     return mode.parallelize(whole, mesh, use, max_m=max_m, verbose=False)
 
 
+def _compile(model: nn.Module, mode: _Mode) -> None:
+    """Has each layer compiled in its next call, where the mode is."""
+    if mode.compiled:
+        # By an option: under a setting of all, torch takes a layer compiled with another setting for this one.
+        for layer in model.model.layers:
+            layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
+
+
 class _Training:
     """A model and its steps."""
 
@@ -158,10 +166,7 @@ class _Training:
         self.model = _split(ranks, mesh, mode, options, name, "training", m)
         if mode.overlapped:
             styles.enable_overlap(mesh)
-        if mode.compiled:
-            # By an option: under a setting of all, torch takes a layer compiled with another setting for this one.
-            for layer in self.model.model.layers:
-                layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
+        _compile(self.model, mode)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         length = SEQUENCE if m % SEQUENCE == 0 else m
         torch.manual_seed(1)
@@ -198,6 +203,8 @@ class _Decoding:
         self.forced = prompt[:, :1]
         self.token = self.forced.clone()
         self.logits = [self._forward(prompt).float()]
+        # For a token: compiled with the prompts first, layers would be of any number of rows.
+        _compile(self.model, mode)
 
     @torch.inference_mode()
     def _forward(self, ids: Tensor) -> Tensor:
