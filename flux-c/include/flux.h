@@ -103,8 +103,8 @@ enum flux_dtype
     FLUX_BF16 = 1,
     // IEEE half precision.
     FLUX_FP16 = 2,
-    // 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales. On a GPU of compute capability
-    // 9.0.
+    // 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a GPU
+    // of compute capability 9.0.
     FLUX_E4M3 = 3,
     // IEEE single precision: of scales alone.
     FLUX_FP32 = 4,
@@ -261,8 +261,10 @@ typedef struct flux_op_options {
     int32_t scales;
     // A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     int32_t output;
-    // 0.
-    uint32_t reserved;
+    // A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to be
+    // `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
+    // compute capability 9.0. Else 0, for a `y_norm` of the type of `y`.
+    int32_t norm_scales;
 } flux_op_options;
 
 // A row-major matrix of the caller's. A vector is one row.
@@ -302,10 +304,18 @@ typedef struct flux_operands {
     const struct flux_tensor *residual;
     // With FLUX_OP_RMS_NORM: one row, a factor for each column of `y`.
     const struct flux_tensor *gain;
+    // With norm_scales of FLUX_SCALES_TENSOR: the scale of `y_norm`, [1, 1] of FLUX_FP32.
+    const struct flux_tensor *norm_scale;
     // The result, which is overwritten: see flux_op_kind.
     const struct flux_tensor *y;
-    // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
+    // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
+    // norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as
+    // many columns more as they have bytes, in whole 16.
     const struct flux_tensor *y_norm;
+    // With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
+    // or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there are
+    // no rows.
+    const struct flux_tensor *y_norm_scale;
     // Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     const struct flux_tensor *x_full;
     // Elements of `w`, `scale_w`, `bias` and `y`: those of the op's columns. 0 for one.

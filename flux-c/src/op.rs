@@ -6,8 +6,8 @@ use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{dtype, flux_operands, flux_tensor, of_weight, operand};
 use flux_ops::binding::{Handles, NamedActivation};
 use flux_ops::{
-    BuildError, CallError, DType, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, Numerics,
-    OpKind, OpSpec, Operand, Operands, Partials, Presence, ProblemError, Rank, Scales,
+    BuildError, CallError, DType, EpilogueSpec, FusedLinear, Location, MAX_WEIGHTS, NormSpec,
+    Numerics, OpKind, OpSpec, Operand, Operands, Partials, Presence, ProblemError, Rank, Scales,
     WeightLayout,
 };
 use flux_transport::Stream;
@@ -45,8 +45,8 @@ pub enum flux_dtype {
     FLUX_BF16 = 1,
     /// IEEE half precision.
     FLUX_FP16 = 2,
-    /// 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales. On a GPU of compute capability
-    /// 9.0.
+    /// 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a GPU
+    /// of compute capability 9.0.
     FLUX_E4M3 = 3,
     /// IEEE single precision: of scales alone.
     FLUX_FP32 = 4,
@@ -122,6 +122,9 @@ pub const FLUX_OP_F32_PARTIALS: u32 = 64;
 pub const FLUX_OP_FAST_ACCUMULATION: u32 = 128;
 /// Of an op with scales: none of the caller's flags.
 const SCALED: u32 = 1 << 31;
+/// Of an op whose normalised rows have one scale, or scales of their own: none of the caller's.
+const STATIC_NORM: u32 = 1 << 30;
+const QUANTIZED_NORM: u32 = 1 << 29;
 const FLAGS: u32 = FLUX_OP_BIAS
     | FLUX_OP_RESIDUAL
     | FLUX_OP_RMS_NORM
@@ -138,6 +141,10 @@ const fn flag_of(operand: Operand) -> Option<(u32, &'static str)> {
         Operand::Residual => Some((FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL")),
         Operand::Gain | Operand::YNorm => Some((FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM")),
         Operand::ScaleX | Operand::ScaleW => Some((SCALED, "options.scales")),
+        Operand::NormScale => Some((STATIC_NORM, "FLUX_SCALES_TENSOR as options.norm_scales")),
+        Operand::YNormScale => {
+            Some((QUANTIZED_NORM, "FLUX_SCALES_ROW or FLUX_SCALES_BLOCK as options.norm_scales"))
+        }
         Operand::X | Operand::W | Operand::Y | Operand::XFull => None,
     }
 }
@@ -180,8 +187,10 @@ pub struct flux_op_options {
     pub scales: i32,
     /// A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     pub output: i32,
-    /// 0.
-    pub reserved: u32,
+    /// A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to be
+    /// `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
+    /// compute capability 9.0. Else 0, for a `y_norm` of the type of `y`.
+    pub norm_scales: i32,
 }
 
 // SAFETY: numbers.
@@ -232,9 +241,6 @@ impl flux_op_options {
                 self.flags
             )));
         }
-        if self.reserved != 0 {
-            return Err(Error::argument(format!("options.reserved = {}: give 0", self.reserved)));
-        }
         let has = |flag| self.flags & flag != 0;
         if !has(FLUX_OP_RMS_NORM) && self.rms_norm_eps != 0.0 {
             return Err(Error::argument(format!(
@@ -242,6 +248,15 @@ impl flux_op_options {
                 self.rms_norm_eps
             )));
         }
+        let known = scales(self.norm_scales);
+        let norm_scales = known
+            .filter(|&known| known == Scales::None || has(FLUX_OP_RMS_NORM))
+            .ok_or_else(|| {
+                Error::argument(format!(
+                    "options.norm_scales = {}: give a flux_scales with FLUX_OP_RMS_NORM, else 0",
+                    self.norm_scales
+                ))
+            })?;
         let several = self.columns.iter().take_while(|&&columns| columns > 0).count();
         if self.columns[several..].iter().any(|&columns| columns > 0) {
             return Err(Error::argument(format!(
@@ -268,7 +283,8 @@ impl flux_op_options {
                 .collect(),
             activation,
             gates,
-            rms_norm: has(FLUX_OP_RMS_NORM).then(|| self.rms_norm_eps.into()),
+            rms_norm: has(FLUX_OP_RMS_NORM)
+                .then(|| NormSpec { eps: self.rms_norm_eps.into(), scales: norm_scales }),
         };
         spec.batch_invariant = has(FLUX_OP_BATCH_INVARIANT);
         spec.launch.sm_margin = defaults.sm_margin;
@@ -279,8 +295,7 @@ impl flux_op_options {
     /// Element types, with scales and outputs of 8-bit operands alone.
     fn numerics(&self) -> Result<Numerics, Error> {
         let dtype = dtype("options.dtype", self.dtype)?;
-        let scales = usize::try_from(self.scales).ok().and_then(|at| Scales::ALL.get(at).copied());
-        let numerics = match (dtype, scales, self.output) {
+        let numerics = match (dtype, scales(self.scales), self.output) {
             (DType::E4m3, Some(scales), output) => {
                 Numerics::e4m3(scales, self::dtype("options.output", output)?)
             }
@@ -298,6 +313,11 @@ impl flux_op_options {
             self.dtype, self.scales, self.output, self.flags
         )))
     }
+}
+
+/// The form of scales with this number.
+fn scales(number: i32) -> Option<Scales> {
+    usize::try_from(number).ok().and_then(|at| Scales::ALL.get(at).copied())
 }
 
 /// Creates an op. Collective: every rank creates the same ops in the same order, and no other
@@ -322,7 +342,12 @@ pub unsafe extern "C" fn flux_op_create(
         let built = FusedLinear::build(spec, &comm.comm()?.comm).map_err(built_in_c)?;
         let made = {
             let scaled = if options.scales == 0 { 0 } else { SCALED };
-            let flags = options.flags | scaled;
+            let norm = match scales(options.norm_scales) {
+                Some(Scales::Tensor) => STATIC_NORM,
+                Some(Scales::Row | Scales::Block) => QUANTIZED_NORM,
+                Some(Scales::None) | None => 0,
+            };
+            let flags = options.flags | scaled | norm;
             OPS.keep(Op { op: built, flags, max_m: options.max_m, comm })
         };
         // SAFETY: the caller's place for a handle, which was checked not to be NULL.
@@ -532,6 +557,8 @@ fn is_given(flags: u32, operand: Operand, tensors: *const flux_tensor) -> Result
     let (name, given) = (operand.name(0), !tensors.is_null());
     let Some((flag, word)) = flag_of(operand) else { return Ok(given) };
     match (flags & flag != 0, given) {
+        // Scales then lie behind rows.
+        (true, false) if operand == Operand::YNormScale => Ok(false),
         (true, false) => Err(Error::operand(format!(
             "operands.{name} is NULL, and the op was created with {word}: give it"
         ))),

@@ -46,10 +46,18 @@ pub struct flux_operands {
     pub residual: *const flux_tensor,
     /// With FLUX_OP_RMS_NORM: one row, a factor for each column of `y`.
     pub gain: *const flux_tensor,
+    /// With norm_scales of FLUX_SCALES_TENSOR: the scale of `y_norm`, [1, 1] of FLUX_FP32.
+    pub norm_scale: *const flux_tensor,
     /// The result, which is overwritten: see flux_op_kind.
     pub y: *const flux_tensor,
-    /// With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
+    /// With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
+    /// norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as
+    /// many columns more as they have bytes, in whole 16.
     pub y_norm: *const flux_tensor,
+    /// With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
+    /// or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there are
+    /// no rows.
+    pub y_norm_scale: *const flux_tensor,
     /// Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     pub x_full: *const flux_tensor,
     /// Elements of `w`, `scale_w`, `bias` and `y`: those of the op's columns. 0 for one.
@@ -77,7 +85,9 @@ impl flux_operands {
             Operand::Residual => self.residual,
             Operand::Gain => self.gain,
             Operand::Y => self.y,
+            Operand::NormScale => self.norm_scale,
             Operand::YNorm => self.y_norm,
+            Operand::YNormScale => self.y_norm_scale,
             Operand::XFull => self.x_full,
         }
     }

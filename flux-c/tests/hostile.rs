@@ -85,7 +85,7 @@ fn op_options() -> flux_op_options {
         rms_norm_eps: 0.0,
         scales: 0,
         output: 0,
-        reserved: 0,
+        norm_scales: 0,
     }
 }
 
@@ -253,8 +253,10 @@ fn a_matrix_that_no_memory_holds_is_not_read() {
             bias: null(),
             residual: null(),
             gain: null(),
+            norm_scale: null(),
             y: guarded(&[y]),
             y_norm: null(),
+            y_norm_scale: null(),
             x_full: null(),
             weight_count,
             constant_weights,

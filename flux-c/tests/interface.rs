@@ -70,7 +70,7 @@ fn options(kind: flux_op_kind) -> flux_op_options {
         rms_norm_eps,
         scales: 0,
         output: 0,
-        reserved: 0,
+        norm_scales: 0,
     }
 }
 
@@ -113,8 +113,10 @@ fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands 
         bias: null(),
         residual: null(),
         gain: null(),
+        norm_scale: null(),
         y,
         y_norm: null(),
+        y_norm_scale: null(),
         x_full: null(),
         weight_count: 0,
         constant_weights: 0,
@@ -315,9 +317,14 @@ fn bad_options_of_an_op_are_refused() {
         "without FLUX_OP_RMS_NORM",
     );
     refused_with(
-        flux_op_options { reserved: 9, ..good },
+        flux_op_options { norm_scales: 2, ..good },
         FLUX_ERROR_ARGUMENT,
-        "options.reserved = 9",
+        "options.norm_scales = 2: give a flux_scales with FLUX_OP_RMS_NORM, else 0",
+    );
+    refused_with(
+        flux_op_options { norm_scales: 4, flags: FLUX_OP_RMS_NORM, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.norm_scales = 4",
     );
     refused_with(flux_op_options { n: 20, ..good }, FLUX_ERROR_OPERAND, "20");
     refused_with(flux_op_options { max_m: 0, ..good }, FLUX_ERROR_OPERAND, "m");
@@ -619,6 +626,58 @@ fn a_residual_in_the_place_of_the_result_and_a_norm_are_applied() {
     );
     done(forward(op, &good));
     assert!(y.iter().all(|&y| y == bf16::from_f32(33.0)) && z.iter().all(|&z| z == bf16::ONE));
+    done(flux_op_destroy(op));
+    done(flux_comm_destroy(comm));
+}
+
+/// Rows of equal elements, whose norms are ones.
+#[test]
+fn a_norm_is_written_as_the_next_x() {
+    let [Rank(comm)] = connected(host());
+    let made = |scales: flux_scales| {
+        let flags = FLUX_OP_RMS_NORM;
+        let options = options(FLUX_GEMM_ALL_REDUCE);
+        created(comm, flux_op_options { flags, n: 32, norm_scales: scales as i32, ..options })
+    };
+    let (mut x, mut w, mut gain, mut y) =
+        (ones(4 * 32), ones(32 * 32), ones(32), vec![bf16::NAN; 4 * 32]);
+    let (tx, tw, tg) = (tensor(&mut x, 4, 32), tensor(&mut w, 32, 32), tensor(&mut gain, 1, 32));
+    let ty = tensor(&mut y, 4, 32);
+    let (mut z, mut scales) = (vec![0_u8; 4 * 48], [0.5_f32; 4]);
+    let of = |data: *mut c_void, rows, cols, dtype: flux_dtype| flux_tensor {
+        data,
+        rows,
+        cols,
+        row_stride: 0,
+        dtype: dtype as i32,
+    };
+    let codes = of(z.as_mut_ptr().cast(), 4, 32, flux_dtype::FLUX_E4M3);
+    let wide = flux_tensor { cols: 48, ..codes };
+    let one = of(scales.as_mut_ptr().cast(), 1, 1, flux_dtype::FLUX_FP32);
+    let apart = flux_tensor { cols: 4, ..one };
+    let good =
+        flux_operands { gain: &raw const tg, y_norm: &raw const codes, ..operands(&tx, &tw, &ty) };
+
+    // The code of 2, and of 448.
+    let (two, most) = (0x40, 0x7e);
+    let op = made(flux_scales::FLUX_SCALES_TENSOR);
+    let words = "operands.norm_scale is NULL, and the op was created with FLUX_SCALES_TENSOR as \
+                 options.norm_scales: give it";
+    refused(forward(op, &good), FLUX_ERROR_OPERAND, words);
+    done(forward(op, &flux_operands { norm_scale: &raw const one, ..good }));
+    // SAFETY: the memory of this test, which no call is using.
+    assert!(unsafe { std::slice::from_raw_parts(codes.data.cast::<u8>(), 128) } == [two; 128]);
+    done(flux_op_destroy(op));
+
+    let op = made(flux_scales::FLUX_SCALES_ROW);
+    let words = "y_norm is [4, 32], but gemm_ar with m = 4 takes [4, 48]";
+    refused(forward(op, &good), FLUX_ERROR_OPERAND, words);
+    done(forward(op, &flux_operands { y_norm: &raw const wide, ..good }));
+    assert!(z.chunks(48).all(|row| row[..32] == [most; 32]));
+    assert!(z.chunks(48).all(|row| row[32..36] == (1.0_f32 / 448.0).to_le_bytes()));
+    done(forward(op, &flux_operands { y_norm_scale: &raw const apart, ..good }));
+    let least = (1.0_f32 / 448.0).to_bits();
+    assert!(z[..128] == [most; 128] && scales.map(f32::to_bits) == [least; 4]);
     done(flux_op_destroy(op));
     done(flux_comm_destroy(comm));
 }

@@ -29,7 +29,7 @@ pub use device::{KernelTarget, NoKernel};
 pub use element::{Element, TensorElement};
 pub use epilogue::{Activation, GatedNames, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
-pub use operand::{Extent, Operand, OperandList, OperandSet, Presence, Shapes};
+pub use operand::{Extent, Operand, OperandList, OperandSet, Presence, QuantizedRows, Shapes};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
 pub use weights::{GateLayout, WeightLayout};

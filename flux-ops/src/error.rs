@@ -115,6 +115,19 @@ pub enum BuildError {
         /// The value asked for.
         value: f32,
     },
+    /// Normalised rows cannot be quantised with such scales.
+    #[error(
+        "normalised rows of n = {n} elements cannot be quantised with {scales} scales: n must be \
+         a multiple of {multiple}; use other scales, or a norm of 16 bits"
+    )]
+    QuantizedNorm {
+        /// Elements of a row.
+        n: usize,
+        /// The form of the scales.
+        scales: Scales,
+        /// Required divisor of `n`.
+        multiple: usize,
+    },
     /// Gates in weights that cannot have them.
     #[error(
         "gated weights are read as [n, k], and w was to lie as {weights}: leave out \
@@ -491,7 +504,8 @@ pub enum CallError {
         written.start, written.end, other.start, other.end, remedy(output, operand)
     )]
     Overlap {
-        /// `y`, `y_norm` or `x_full`; of a [`Quantizer`](crate::Quantizer) `out` or `out_scale`.
+        /// `y`, `y_norm`, `y_norm_scale` or `x_full`; of a [`Quantizer`](crate::Quantizer) `out`
+        /// or `out_scale`.
         output: &'static str,
         /// The other operand.
         operand: &'static str,
@@ -583,8 +597,7 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
 
 /// What the memory of an output may be.
 fn remedy(output: &str, other: &str) -> String {
-    // The normalised rows are no residual.
-    let or = if other == "residual" && output != "y_norm" {
+    let or = if other == "residual" && output == "y" {
         ", or is the residual itself with the same rows"
     } else {
         ""
@@ -597,6 +610,9 @@ fn call_with(operand: &str) -> String {
     let given = match Operand::named(operand) {
         Some((known, _)) if known.presence() == Presence::Norm => {
             "norm(&gain, &mut y_norm)".to_owned()
+        }
+        Some((known, _)) if known.presence() == Presence::NormScale => {
+            "norm(&gain, &mut y_norm).norm_scale(&norm_scale)".to_owned()
         }
         Some((known, _)) if known.presence() == Presence::Scales => {
             return "op.call(&x).scale_x(&scale_x).weight(&w, &mut y).scale_w(&scale_w).on(stream)"
@@ -612,6 +628,12 @@ fn call_with(operand: &str) -> String {
 fn option_of(operand: &str) -> String {
     match Operand::named(operand) {
         Some((known, _)) if known.presence() == Presence::Norm => "rms_norm(eps)".to_owned(),
+        Some((known, _)) if known.presence() == Presence::NormScale => {
+            "quantized_rms_norm(eps, Scales::Tensor)".to_owned()
+        }
+        Some((known, _)) if known.presence() == Presence::NormScales => {
+            "quantized_rms_norm(eps, scales) and scales of rows or blocks".to_owned()
+        }
         Some((known, _)) if known.presence() == Presence::Scales => "operands of 8 bits".to_owned(),
         Some((known, _)) => format!("{}(true)", known.name(0)),
         None => operand.to_owned(),

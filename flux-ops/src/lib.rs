@@ -108,7 +108,7 @@ pub use op::{
 pub use operands::Operands;
 pub use planning::{explain_plan_table, ranked_plans};
 pub use quantize::{QuantizeCall, QuantizeOperands, Quantizer};
-pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, OpSpec};
+pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, NormSpec, OpSpec};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};

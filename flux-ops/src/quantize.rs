@@ -7,11 +7,10 @@ use crate::error::{BuildError, CallError};
 use crate::execute::{kernels, location, matrix, rows, rows_mut};
 use crate::spec::Epsilon;
 use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef, View};
-use flux_core::tile::Generation;
 use flux_core::{DType, ElementType, Numerics, Scales};
 use flux_cuda::CudaDevice;
 use flux_kernels::cuda::{Quantize, QuantizeArgs, ScalesOf};
-use flux_kernels::{Element, F8E4M3, KernelTarget, cpu, with_element};
+use flux_kernels::{Element, F8E4M3, KernelTarget, QuantizedRows, cpu, with_element};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::Arc;
 
@@ -71,7 +70,8 @@ pub struct QuantizeOperands<V> {
     pub scale: Option<V>,
     /// Of E4M3: `[rows, k + scale bytes]`, or `[rows, k]` with `out_scale`.
     pub out: V,
-    /// `[1, rows]` of fp32 with [`Scales::Row`], `[k / 128, rows]` with [`Scales::Block`].
+    /// `[1, rows]` of fp32 with [`Scales::Row`], `[k / 128, rows]` with [`Scales::Block`]; of no
+    /// rows with a column.
     pub out_scale: Option<V>,
 }
 
@@ -125,13 +125,9 @@ impl Quantizer {
         let Location::Cuda(ordinal) = location else { return Ok(Self { location, kernel: None }) };
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
-        if target.generation != Generation::Hopper {
-            let numerics = Numerics::e4m3(Scales::Row, DType::Bf16);
-            return Err(BuildError::NoNumerics { numerics, generation: target.generation });
-        }
         let kernel = {
             let _current = device.enter()?;
-            kernels::quantize(target.arch)?
+            kernels::quantize(target, Scales::Row, DType::Bf16)?
         };
         Ok(Self { location, kernel: Some((device, kernel)) })
     }
@@ -190,15 +186,25 @@ impl Quantizer {
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
         let dtype = operands.check(self.location, stream)?;
-        let QuantizeOperands { x, norm, scales, scale, out, out_scale } = operands;
         let Some((device, kernel)) = &self.kernel else {
             // SAFETY: views of host memory that is readable, and of outputs, which are writable
             // and overlap none.
-            unsafe { with_element!(dtype, T, on_host::<T>(operands)) };
+            unsafe { with_element!(dtype, T, operands.write_on_host::<T>()) };
             return Ok(());
         };
         let stream = stream.raw().ok_or(CallError::NoStream { location: self.location })?;
-        let args = QuantizeArgs {
+        let args = operands.args(false, stream);
+        let _current = device.enter().map_err(TransportError::from)?;
+        // SAFETY: checked views of memory that the caller keeps until the stream has come here.
+        unsafe { kernel.launch(dtype, &args) }.map_err(CallError::Launch)
+    }
+}
+
+impl QuantizeOperands<View> {
+    /// The operands of a launch.
+    pub(crate) fn args(&self, programmatic: bool, stream: usize) -> QuantizeArgs {
+        let Self { x, norm, scales, scale, out, out_scale } = self;
+        QuantizeArgs {
             x: matrix(x),
             norm: norm.map(|(gain, eps)| (gain.address, eps.get())),
             scales: match (scales, scale) {
@@ -210,33 +216,31 @@ impl Quantizer {
             out_scale: out_scale.as_ref().map(matrix),
             rows: x.layout.rows as u32,
             cols: x.layout.cols as u32,
+            programmatic,
             stream,
-        };
-        let _current = device.enter().map_err(TransportError::from)?;
-        // SAFETY: checked views of memory that the caller keeps until the stream has come here.
-        unsafe { kernel.launch(dtype, &args) }.map_err(CallError::Launch)
+        }
     }
-}
 
-/// # Safety
-/// As of [`rows`] and [`rows_mut`], for checked operands.
-unsafe fn on_host<T: Element>(operands: &QuantizeOperands<View>) {
-    let QuantizeOperands { x, norm, scales, scale, out, out_scale } = operands;
-    // SAFETY: the caller's promise.
-    let norm = norm
-        .as_ref()
-        .map(|(gain, eps)| unsafe { cpu::Norm { gain: rows::<T>(gain).elements, eps: eps.get() } });
-    // SAFETY: the caller's promise.
-    let given = scale.as_ref().map(|scale| unsafe { rows::<f32>(scale).elements[0] });
-    let extents = (x.layout.rows, x.layout.cols);
-    // SAFETY: the caller's promise.
-    let (x, out) = unsafe { (rows::<T>(x), rows_mut(out)) };
-    // SAFETY: the caller's promise.
-    let out_scale = out_scale.as_ref().map(|scale| unsafe { rows_mut(scale) });
-    cpu::quantize(x, extents, norm, (*scales, given), out, out_scale);
-}
+    /// Writes codes and scales of rows of `T` in host memory.
+    ///
+    /// # Safety
+    /// As of [`rows`] and [`rows_mut`], for checked operands.
+    pub(crate) unsafe fn write_on_host<T: Element>(&self) {
+        let Self { x, norm, scales, scale, out, out_scale } = self;
+        // SAFETY: the caller's promise.
+        let norm = norm.as_ref().map(|(gain, eps)| unsafe {
+            cpu::Norm { gain: rows::<T>(gain).elements, eps: eps.get() }
+        });
+        // SAFETY: the caller's promise.
+        let given = scale.as_ref().map(|scale| unsafe { rows::<f32>(scale).elements[0] });
+        let extents = (x.layout.rows, x.layout.cols);
+        // SAFETY: the caller's promise.
+        let (x, out) = unsafe { (rows::<T>(x), rows_mut(out)) };
+        // SAFETY: the caller's promise.
+        let out_scale = out_scale.as_ref().map(|scale| unsafe { rows_mut(scale) });
+        cpu::quantize(x, extents, norm, (*scales, given), out, out_scale);
+    }
 
-impl QuantizeOperands<View> {
     /// The element type of `x`, of operands that fit each other.
     fn check(&self, location: Location, stream: Stream<'_>) -> Result<DType, CallError> {
         let Self { x, norm, scales, scale, out, out_scale } = self;
@@ -250,16 +254,13 @@ impl QuantizeOperands<View> {
         };
         let numerics = Numerics::e4m3(*scales, dtype);
         let multiple = numerics.row_multiple() as usize;
-        let bytes = u32::try_from(k).ok().filter(|k| k.is_multiple_of(multiple as u32));
-        let (Some(k_bytes), true) = (bytes, numerics.is_supported()) else {
+        let elements = u32::try_from(k).ok().filter(|k| k.is_multiple_of(multiple as u32));
+        let (Some(elements), true) = (elements, numerics.is_supported()) else {
             return Err(CallError::QuantizedColumns { k, scales: *scales, multiple });
         };
-        let behind = match out_scale {
-            Some(_) => 0,
-            None => numerics.row_scale_bytes(k_bytes) as usize,
-        };
-        let groups = scales.of_row(k_bytes) as usize;
-        let apart = (out_scale.is_some() && groups > 0).then_some(Layout::dense(groups, rows));
+        let form = QuantizedRows { scales: *scales, apart: out_scale.is_some() };
+        let apart = Layout::from(form.scales_apart(rows as u32, elements));
+        let apart = (form.apart && apart.rows > 0).then_some(apart);
         let one = (*scales == Scales::Tensor).then_some(Layout::dense(1, 1));
         let wanted = [
             ("x", Some(x), Some((x.layout, x.dtype))),
@@ -268,7 +269,9 @@ impl QuantizeOperands<View> {
             }),
             ("scale", scale.as_ref(), one.map(|one| (one, ElementType::F32))),
             ("out_scale", out_scale.as_ref(), apart.map(|of| (of, ElementType::F32))),
-            ("out", Some(out), Some((Layout::dense(rows, k + behind), DType::E4m3.into()))),
+            ("out", Some(out), {
+                Some((Layout::dense(rows, form.columns(elements) as usize), DType::E4m3.into()))
+            }),
         ];
         for (operand, given, expected) in wanted {
             let extents = |of: Layout| (of.rows, of.cols);

@@ -68,7 +68,22 @@ pub struct EpilogueSpec {
     /// How gates and ups lie in `w` and the bias, where activated gates are multiplied by ups.
     pub gates: Option<GateLayout>,
     /// Of the rounded rows.
-    pub rms_norm: Option<Epsilon>,
+    pub rms_norm: Option<NormSpec>,
+}
+
+/// An RMSNorm of rounded rows, and the form in which it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormSpec {
+    /// What is added to the mean of a row's squares.
+    pub eps: Epsilon,
+    /// Scales of normalised rows of E4M3; none of rows of the type of `y`.
+    pub scales: Scales,
+}
+
+impl From<f32> for NormSpec {
+    fn from(eps: f32) -> Self {
+        Self { eps: eps.into(), scales: Scales::None }
+    }
 }
 
 /// What is added to the mean of a row's squares.
@@ -156,10 +171,12 @@ impl OpSpec {
         let EpilogueSpec { operands, activation, gates, rms_norm } = self.epilogue;
         let numerics = self.numerics.to_string();
         let operands = operands.iter().map(|operand| (true, operand.name(0)));
+        let quantized = rms_norm.is_some_and(|norm| norm.scales != Scales::None);
+        let norm = if quantized { "rms_norm.e4m3" } else { "rms_norm" };
         let further = [
             (activation != Activation::None, activation.name()),
             (gates.is_some(), "gates"),
-            (rms_norm.is_some(), "rms_norm"),
+            (rms_norm.is_some(), norm),
             (self.weights == WeightLayout::Kn, "kn"),
         ];
         let options = std::iter::once((self.numerics != DType::Bf16.into(), numerics.as_str()))
@@ -214,9 +231,15 @@ impl OpSpec {
     /// Checks options against each other.
     pub(crate) fn check_options(&self) -> Result<(), BuildError> {
         let weights = self.weights;
-        let eps = self.epilogue.rms_norm.map(Epsilon::get);
-        if let Some(value) = eps.filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
-            return Err(BuildError::Epsilon { value });
+        if let Some(NormSpec { eps, scales }) = self.epilogue.rms_norm {
+            let value = eps.get();
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(BuildError::Epsilon { value });
+            }
+            let multiple = Numerics::e4m3(scales, self.numerics.output).row_multiple() as usize;
+            if scales != Scales::None && !self.n.is_multiple_of(multiple) {
+                return Err(BuildError::QuantizedNorm { n: self.n, scales, multiple });
+            }
         }
         if self.columns.as_ref().is_some_and(|of| of.len() > 1) && weights != WeightLayout::Nk {
             return Err(BuildError::SeveralWeights { weights });
@@ -293,10 +316,9 @@ impl fmt::Display for EpilogueSpec {
         if let Some(layout) = self.gates {
             write!(f, ", {layout} gates times ups")?;
         }
-        if let Some(eps) = self.rms_norm {
-            write!(f, ", then rms_norm({:e})", eps.get())?;
-        }
-        Ok(())
+        let Some(NormSpec { eps, scales }) = self.rms_norm else { return Ok(()) };
+        write!(f, ", then rms_norm({:e})", eps.get())?;
+        if scales == Scales::None { Ok(()) } else { write!(f, " as e4m3.{scales}") }
     }
 }
 
@@ -312,12 +334,16 @@ mod tests {
     /// An option by its name, and how it is set.
     type Setting = (&'static str, fn(&mut OpSpec));
 
-    const OF_SUMS: [Setting; 3] = [
+    const OF_SUMS: &[Setting] = &[
         ("residual", |spec| spec.epilogue.operands.set(Operand::Residual, true)),
         ("rms_norm", |spec| spec.epilogue.rms_norm = Some(1e-5.into())),
+        ("rms_norm", |spec| {
+            let scales = Scales::Row;
+            spec.epilogue.rms_norm = Some(NormSpec { scales, ..NormSpec::from(1e-5) });
+        }),
         ("partials", |spec| spec.numerics.partials = Partials::F32),
     ];
-    const OF_GATHERS: [Setting; 3] = [
+    const OF_GATHERS: &[Setting] = &[
         ("activation", |spec| spec.epilogue.activation = Activation::Gelu),
         ("gates", |spec| spec.epilogue.gates = Some(GateLayout::Interleaved)),
         ("several_weights", |spec| spec.columns = Some(vec![32, 32])),
@@ -345,10 +371,10 @@ mod tests {
         for kind in OpKind::ALL {
             let (own, foreign) =
                 if kind.gathers() { (OF_GATHERS, OF_SUMS) } else { (OF_SUMS, OF_GATHERS) };
-            for (option, set) in own.into_iter().chain(OF_ALL) {
+            for (option, set) in own.iter().copied().chain(OF_ALL) {
                 assert!(with(kind, set).check_kind().is_ok(), "{kind}, {option}");
             }
-            for (option, set) in foreign {
+            for &(option, set) in foreign {
                 let refused = with(kind, set).check_kind();
                 assert!(
                     matches!(refused, Err(BuildError::Option { option: found, .. })
@@ -364,14 +390,14 @@ mod tests {
         let label = |spec: &OpSpec| spec.label().with_extents([16, 64, 64]).to_string();
         let kind = OpKind::GemmAllReduce;
         assert_eq!(label(&plain(kind)), "gemm_ar 16x64x64");
-        let options = OF_SUMS.into_iter().chain(OF_GATHERS).chain(OF_ALL);
+        let options = OF_SUMS.iter().chain(OF_GATHERS).copied().chain(OF_ALL);
         let unseen = ["max_m", "n", "k", "several_weights", "batch_invariant", "plan", "sm_margin"];
         for (option, set) in options.filter(|(option, _)| !unseen.contains(option)) {
             assert_ne!(label(&with(kind, set)), label(&plain(kind)), "{option}");
         }
         let mut all = plain(kind);
         (OF_SUMS.iter().chain(&OF_ALL)).for_each(|(_, set)| set(&mut all));
-        assert_eq!(label(&all), "gemm_ar+fp16+bias+residual+rms_norm+kn 16x64x64");
+        assert_eq!(label(&all), "gemm_ar+fp16+bias+residual+rms_norm.e4m3+kn 16x64x64");
     }
 
     #[test]
@@ -399,7 +425,7 @@ mod tests {
     #[test]
     fn ranks_compare_every_option_but_those_that_may_differ() {
         let kind = OpKind::AllGatherGemm;
-        for (option, set) in OF_SUMS.into_iter().chain(OF_GATHERS).chain(OF_ALL) {
+        for (option, set) in OF_SUMS.iter().chain(OF_GATHERS).copied().chain(OF_ALL) {
             assert_ne!(with(kind, set).agreement(), plain(kind).agreement(), "{option}");
         }
         let may_differ: [Setting; 5] = [

@@ -24,8 +24,8 @@ mod _native {
     use crate::signals::awaited;
     use flux_ops::binding::NamedActivation;
     use flux_ops::{
-        DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, Numerics,
-        Operand, Partials, Scales, WeightLayout,
+        DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, NormSpec,
+        Numerics, Operand, Partials, Scales, WeightLayout,
     };
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -38,8 +38,8 @@ mod _native {
     type Described = (u64, String, usize, usize, usize, (i64, i64));
     /// What an op is built with: dtypes of operands and of the output with the number of the form
     /// of scales, whether the weight is a transposed view, names of operands, activation, the
-    /// norm's eps, whether partial sums are in fp32.
-    type Built = ((String, String, u64), bool, Vec<String>, u64, Option<f64>, bool);
+    /// norm's eps with the number of the form of scales, whether partial sums are in fp32.
+    type Built = ((String, String, u64), bool, Vec<String>, u64, Option<(f64, u64)>, bool);
     /// `weight`, `out`, and of all ranks together `n` of an op that gathers or `k` of the others.
     type OfWeight = (Described, Described, Option<usize>);
     /// `x`, the weights, and the others by name: one, or one of each weight.
@@ -207,7 +207,7 @@ mod _native {
             let (columns, k) = extents;
             let (n, columns) =
                 (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
-            let ((operand, output, form), transposed, names, number, eps, f32_partials) = of;
+            let ((operand, output, form), transposed, names, number, norm, f32_partials) = of;
             let numerics = numerics(dtype(&operand)?, scales(form)?, dtype(&output)?);
             let activation = activation(number)?;
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
@@ -219,8 +219,12 @@ mod _native {
             );
             spec.columns = columns;
             spec.weights = weights;
-            let (NamedActivation { activation, gates, .. }, rms_norm) =
-                (activation, eps.map(epsilon));
+            let NamedActivation { activation, gates, .. } = activation;
+            let rms_norm = norm
+                .map(|(eps, form)| {
+                    Ok::<_, Error>(NormSpec { eps: epsilon(eps), scales: scales(form)? })
+                })
+                .transpose()?;
             let operands = names.iter().map(|name| named(name)).collect::<Result<_, Error>>()?;
             spec.epilogue = EpilogueSpec { operands, activation, gates, rms_norm };
             Ok(member.ops.op(&spec, None, Stream::Host)?.prepare(&rows)?)
@@ -285,7 +289,7 @@ mod _native {
                 operands: all,
                 numerics: Numerics::from(dtype).with_partials(partials(f32_partials)),
                 weights: &weights,
-                eps: eps.map(epsilon),
+                norm: eps.map(|eps| NormSpec { eps: epsilon(eps), scales: Scales::None }),
                 stream: Stream::Host,
             };
             // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before

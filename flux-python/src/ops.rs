@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::operand::{Weight, further_inputs, name};
 use flux_ops::binding::{Class, NamedActivation};
 use flux_ops::{
-    EpilogueSpec, Epsilon, FusedLinear, Numerics, OpKind, OpSpec, Operand, Operands, RawTensor,
-    SumsTo, WeightLayout,
+    EpilogueSpec, Epsilon, FusedLinear, NormSpec, Numerics, OpKind, OpSpec, Operand, Operands,
+    RawTensor, SumsTo, WeightLayout,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -103,7 +103,7 @@ impl Kind {
     }
 }
 
-/// The norm's `eps`.
+/// The `eps` of a norm.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "norms are computed in fp32; an infinite eps is refused by the build"
@@ -134,8 +134,7 @@ pub(crate) struct Call<'s> {
     pub(crate) numerics: Numerics,
     /// One, or up to four that share the gathered rows.
     pub(crate) weights: &'s [CallWeight],
-    /// Of a norm.
-    pub(crate) eps: Option<Epsilon>,
+    pub(crate) norm: Option<NormSpec>,
     pub(crate) stream: Stream<'s>,
 }
 
@@ -256,7 +255,7 @@ impl Ops {
                 .collect(),
             activation: activation.activation,
             gates: activation.gates,
-            rms_norm: call.eps,
+            rms_norm: call.norm,
         };
         Ok(spec)
     }

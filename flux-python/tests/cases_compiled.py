@@ -22,14 +22,21 @@ def schemas_and_fakes(comm):
         (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
         outs = [x.new_empty(m, weight.shape[0]) for weight in w]
         for biases, x_full in ((b, x.new_empty(m, 32)), (None, None)):
-            arguments = x, w, None, None, biases, None, None, 0.0, 0, m, columns, 0, 0, False, comm.id, outs, x_full
+            arguments = x, w, None, None, biases, None, None, None, 0.0, 0, m, columns, 0, 0, 0, False, comm.id, outs, x_full, None
             torch.library.opcheck(ops.all_gather_matmul.default, arguments, test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
         operands, _, _ = row_parallel(comm, getattr(flux_tp, name), m + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
         out, y_norm = torch.empty_like(residual), torch.empty_like(residual)
-        for others in ((None, None, [b], residual, gain, 1e-3, 0, m + 1, None, 1, 0, True, comm.id, [out], y_norm), (*[None] * 5, 0.0, 0, m + 1, None, 0, 0, False, comm.id, [out], None)):
-            torch.library.opcheck(getattr(ops, name).default, (x, [w], *others), test_utils=checks)
+        codes, apart = out.new_empty(out.shape, dtype=torch.float8_e4m3fn), out.new_empty(1, out.shape[0], dtype=torch.float32)
+        of_norm = residual, gain, None, 1e-3, 0, m + 1, None, 1, 0
+        for others, possible in (
+            ((None, None, [b], *of_norm, 0, True, comm.id, [out], y_norm, None), checks),
+            # The test of schemas compares no elements of 8 bits.
+            ((None, None, [b], *of_norm, 2, True, comm.id, [out], codes, apart), checks[1:]),
+            ((*[None] * 6, 0.0, 0, m + 1, None, 0, 0, 0, False, comm.id, [out], None, None), checks),
+        ):
+            torch.library.opcheck(getattr(ops, name).default, (x, [w], *others), test_utils=possible)
 
 
 def compiled(comm):
@@ -139,6 +146,26 @@ def check(plain, compiled, leaves, x):
         for leaf in leaves:
             leaf.grad = None
     assert all(map(torch.equal, *found))
+
+
+def quantised_norms_compile(comm):
+    m, n = comm.world_size * 4, 128
+    x, w, residual, gain = tensors(BF16, operand(1, m, 32), operand(2 + comm.rank, n, 32), operand(3, m, n), operand(4, n))
+    own = residual[rows(comm.world_size, comm.rank, m)].contiguous()
+    up, of_up = codes(5, 64, n), powers(6, 1, 64)
+
+    def layer(x, residual):
+        y, z, scale = flux_tp.matmul_reduce_scatter(x, w, residual=residual, norm=(gain, 1e-3), norm_scales="row")
+        return y, flux_tp.all_gather_matmul(z, up, scale_a=scale, scale_b=of_up)
+
+    def apart(x, residual):
+        y, z, scale = flux_tp.matmul_all_reduce(x, w, residual=residual, norm=(gain, 1e-3), norm_scales="block", norm_carried=False)
+        return y, z.view(torch.uint8), scale
+
+    for function, added in ((layer, own), (apart, residual)):
+        expected = function(x, added)
+        found = torch.compile(function, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, added)
+        assert all(map(torch.equal, found, expected)) and [of.stride() for of in found] == [of.stride() for of in expected]
 
 
 def scaled_ops_compile(comm):

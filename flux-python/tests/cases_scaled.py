@@ -132,6 +132,59 @@ def quantised_rows(comm):
     assert torch.equal(one, apart)
 
 
+def quantised_norms(comm):
+    """What an op writes of its norm, and what a quantiser makes of the op's result."""
+    world, n, k = comm.world_size, 256, 32
+    gain = torch.linspace(0.5, 2, n).to(place(), BF16)
+    given = torch.tensor(2.0**-6, device=place())
+    up, of_up = codes(5, 64, n), {form: scale_of_w(form, 6, 128 if form == "block" else 64, n) for form in FORMS}
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        scatters = op is flux_tp.matmul_reduce_scatter
+        for m in (world * 4 + 1, 1):
+            own = rows(world, comm.rank, m) if scatters else slice(m)
+            x, w = (torch.from_numpy(operand(seed + comm.rank, *shape)).to(place(), BF16) for seed, shape in ((1, (m, k)), (20, (n, k))))
+            residual = torch.from_numpy(operand(7, m, n)[own]).to(place(), BF16)
+            plain, _ = op(x, w, None, residual, (gain, 1e-3))
+            for form in ("row", "block", given):
+                for carried in (True, False):
+                    place_of_y = residual.clone()
+                    y, found, scale = op(x, w, None, place_of_y, (gain, 1e-3), out=place_of_y, norm_scales=form, norm_carried=carried)
+                    expected = flux_tp.quantize_rows(y, form, norm=(gain, 1e-3), carried=carried)
+                    assert y is place_of_y and torch.equal(y, plain) and found.dtype == E4M3
+                    assert torch.equal(found.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[1])
+                    assert (found.stride(), scale.stride()) == (expected[0].stride(), expected[1].stride())
+                    assert (scale is given) == (form is given)
+                    if carried and form is not given and y.shape[0]:
+                        assert scale.data_ptr() == found.data_ptr() + n
+    # As rows of more dimensions, which the next op gathers.
+    x, w = (torch.from_numpy(operand(seed + comm.rank, *shape)).to(place(), BF16) for seed, shape in ((1, (2, world * 3, k)), (20, (n, k))))
+    for form in ("row", given):
+        y, found, scale = flux_tp.matmul_reduce_scatter(x, w, norm=(gain, 1e-3), sequence_dim=1, norm_scales=form)
+        name = "tensor" if form is given else form
+        assert found.shape == y.shape == (2, 3, n) and scale.shape == (() if form is given else (2, 3, 1))
+        next_y = flux_tp.all_gather_matmul(found, up, scale_a=scale, scale_b=of_up[name], sequence_dim=1)
+        again = flux_tp.quantize_rows(y, form, norm=(gain, 1e-3))
+        assert next_y.shape == (2, world * 3, 64)
+        assert torch.equal(next_y, flux_tp.all_gather_matmul(again[0], up, scale_a=again[1], scale_b=of_up[name], sequence_dim=1))
+    # Of 8-bit operands.
+    x, of_x, w, of_w = codes(1, 4 * world, 128), powers(2, 4 * world, 1), codes(3 + comm.rank, n, 128), powers(20 + comm.rank, 1, n)
+    y, found, scale = flux_tp.matmul_all_reduce(x, w, norm=(gain, 1e-3), norm_scales="row", scale_a=of_x, scale_b=of_w)
+    expected = flux_tp.quantize_rows(y, norm=(gain, 1e-3))
+    assert torch.equal(found.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[1])
+    flux_tp.prepare("matmul_all_reduce", n, 128 * world, dtype="float8_e4m3fn", scales="row", eps=1e-3, norm_scales="row")
+    bad, (x, w) = flux_tp.OperandError, (torch.ones(shape, device=place(), dtype=BF16) for shape in ((4, k), (n, k)))
+    norm = gain, 1e-3
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w, norm_scales="row"), "norm_scales= without norm=")
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w, norm=norm, norm_scales="tensor"), "norm_scales = 'tensor'", "a tensor of one element")
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w, norm=norm, norm_scales=gain), "norm_scales is torch.bfloat16")
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w[:144], norm=(gain[:144], 1e-3), norm_scales="block"), "n = 144", "multiple of 128")
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w.clone().requires_grad_(), norm=norm, norm_scales="row"), "norm_scales= takes no part in autograd")
+    raises(bad, lambda: flux_tp.prepare("matmul_all_reduce", n, 128 * world, norm_scales="row"), "norm_scales = 'row' with eps = None")
+    if comm.device is None:
+        numbers_of = np.ones((4, 16), np.float16), np.ones((16, 16), np.float16)
+        raises(bad, lambda: flux_tp.matmul_all_reduce(*numbers_of, norm=(np.ones(16, np.float16), 1e-3), norm_scales="row"), "NumPy has not")
+
+
 def what_does_not_fit_is_refused(comm):
     bad, m = flux_tp.OperandError, comm.world_size * 2
     x, of_x, w, of_w, _ = gathered(comm, "row", m, 64, 32)

@@ -11,6 +11,7 @@ CASES = [
     "scaled_all_gather",
     "scaled_sums",
     "quantised_rows",
+    "quantised_norms",
     "what_does_not_fit_is_refused",
     "quantised_modules",
     "prepared_ops_are_those_of_calls",

@@ -57,6 +57,7 @@ CASES = [
     "compiled_with_unequal_parts",
     "training_compiles",
     "scaled_ops_compile",
+    "quantised_norms_compile",
     "attention_with_shared_heads",
     "gradients_of_own_rows_are_summed",
     "wrappers_of_torch",

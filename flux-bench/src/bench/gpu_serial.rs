@@ -15,7 +15,7 @@ use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
 use flux_kernels::cuda::{Matrix, RmsNormArgs};
 use flux_kernels::harness::UnfusedEpilogue;
-use flux_ops::{EpilogueSpec, Epsilon, Operand};
+use flux_ops::{EpilogueSpec, Operand};
 use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
 
@@ -216,7 +216,7 @@ impl<'a> GpuSerial<'a> {
             out: matrix(y_norm, window.cols),
             rows: window.rows,
             cols: window.cols,
-            eps: self.epilogue.rms_norm.map_or(0.0, Epsilon::get),
+            eps: self.epilogue.rms_norm.map_or(0.0, |norm| norm.eps.get()),
             programmatic: false,
             stream: self.gpu.raw_stream(),
         };

@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use flux_core::problem::Shape;
 use flux_core::{Partials, Problem, Rank, SumsTo, WorldSize};
 use flux_kernels::Element;
-use flux_ops::{EpilogueSpec, Epsilon, FusedLinear, GateLayout, Operand};
+use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Operand};
 use flux_transport::{Communicator, Options, Select, Stream, World};
 
 /// One rank's contenders.
@@ -161,7 +161,7 @@ impl<'a, X: Element, Y: Element> HostContenders<'a, X, Y> {
                 *y = Y::from_f32(y.to_f32() + bias + residual);
             }
         }
-        let (Some(norm), Some(eps)) = (norm, epilogue.rms_norm.map(Epsilon::get)) else {
+        let (Some(norm), Some(eps)) = (norm, epilogue.rms_norm.map(|norm| norm.eps.get())) else {
             return Ok(());
         };
         let gain = host(&norm.gain)?;

@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use flux_core::plan::Plan;
 use flux_core::problem::Shape;
 use flux_core::{ElementType, Problem, Rank, Scales};
-use flux_kernels::{Element, Shapes, TensorElement, WeightLayout};
+use flux_kernels::{Element, Shapes, TensorElement};
 use flux_ops::{EpilogueSpec, FusedLinear, GateLayout, Layout, Location, Operand, RawTensor};
 
 /// A weight of a call, with its bias and its result.
@@ -55,11 +55,6 @@ pub struct OperandSet<X, Y = X> {
     pub gates: Option<GateLayout>,
     /// What the inputs hold.
     pub holds: Option<Operands>,
-}
-
-/// The shapes of a rank's operands.
-const fn shapes(problem: &Problem, rank: Rank) -> Shapes<'_> {
-    Shapes { problem, rank, layout: WeightLayout::Nk, gates: None }
 }
 
 /// Writes parts of operands, but those that are there already.
@@ -140,7 +135,7 @@ impl RankContext {
         let x_shape = problem.x_shape(self.rank());
         let has_scales = problem.numerics().scales != Scales::None;
         let scales = |problem: &Problem, operand| {
-            self.alloc(shapes(problem, self.rank()).of_operand(operand, 0).elements())
+            self.alloc(Shapes::new(problem, self.rank()).of_operand(operand, 0).elements())
         };
         let weight = |number| {
             let alone = problem.weight_alone(number);
@@ -276,7 +271,7 @@ impl RankContext {
         let [rows, k] = [x_shape.rows, x_shape.cols].map(|extent| extent as usize);
         let x = self.described(x, Layout::strided(rows, k, k + behind));
         let mut operands = flux_ops::Operands::new(x);
-        let scales = || shapes(problem, rank).of_operand(Operand::ScaleX, 0);
+        let scales = || Shapes::new(problem, rank).of_operand(Operand::ScaleX, 0);
         if let Some(scale_x) = scale_x {
             operands.set(Operand::ScaleX, 0, self.raw(scale_x, scales()));
         } else if behind > 0 {
@@ -297,7 +292,7 @@ impl RankContext {
         rank: Rank,
         scales: &mut Buffer<f32>,
     ) -> RawTensor {
-        self.raw(scales, shapes(problem, rank).of_operand(Operand::ScaleW, 0))
+        self.raw(scales, Shapes::new(problem, rank).of_operand(Operand::ScaleW, 0))
     }
 
     /// What a call is told of a dense matrix at the start of a buffer.
@@ -349,13 +344,13 @@ impl RankContext {
             };
             verdict = verdict.merge(found.of_weight(number as u32));
         }
-        let (Some(norm), Some(eps)) = (&set.norm, operands.epilogue.rms_norm) else {
+        let (Some(norm), Some(spec)) = (&set.norm, operands.epilogue.rms_norm) else {
             return Ok(verdict);
         };
         let held = ..elements(operands.y_window(rank));
         let (y, y_norm) = (self.download(&set.weights[0].y)?, self.download(&norm.y_norm)?);
         let gain = self.download(&norm.gain)?;
-        let of_norm = reference::verify_norm(rank, &y[held], &y_norm[held], &gain, eps.get());
+        let of_norm = reference::verify_norm(rank, &y[held], &y_norm[held], &gain, spec.eps.get());
         Ok(verdict.merge(of_norm.of_wrong_elements()))
     }
 

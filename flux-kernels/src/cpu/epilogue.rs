@@ -56,7 +56,8 @@ impl<T: Element> Epilogue<'_, T> {
         if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
-        let shapes = Shapes { problem, rank, layout: weights, gates: self.gates };
+        let (layout, gates) = (weights, self.gates);
+        let shapes = Shapes { layout, gates, ..Shapes::new(problem, rank) };
         for (operand, weight, input) in self.operands.iter() {
             // What `y` holds has its extents.
             let is_its = match input {

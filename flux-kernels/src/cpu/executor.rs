@@ -185,7 +185,8 @@ impl Executor {
         if weights.len() != takes || !alike || *layout != WeightLayout::Nk && takes > 1 {
             return Err(ExecuteError::Weights { takes, layout: *layout });
         }
-        let shapes = Shapes { problem, rank, layout: *layout, gates: epilogue.gates };
+        let gates = epilogue.gates;
+        let shapes = Shapes { layout: *layout, gates, ..Shapes::new(problem, rank) };
         let holds = |operand: Operand, weight, have, stride| {
             fits(operand.name(weight), shapes.of_operand(operand, weight), have, stride)
         };

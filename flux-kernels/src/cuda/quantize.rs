@@ -37,6 +37,8 @@ pub struct QuantizeArgs {
     pub rows: u32,
     /// Elements of a row: a multiple of 16, with scales of blocks of 128.
     pub cols: u32,
+    /// Whether it may begin before the launch ahead on the stream has ended.
+    pub programmatic: bool,
     /// The stream.
     pub stream: usize,
 }
@@ -132,7 +134,7 @@ impl Quantize {
             threads,
             shared_bytes: 0,
             stream: args.stream,
-            programmatic: false,
+            programmatic: args.programmatic,
         };
         // SAFETY: the kernel takes `QuantizeParams`; the caller answers for the addresses in it.
         Ok(unsafe { self.module.launch(function, launch, &args.params()) }?)

@@ -4,13 +4,15 @@
 //! errors, both executors and the faces for other languages walk the table.
 
 mod list;
+mod quantized;
 mod shapes;
 
 pub use list::{OperandList, OperandSet};
+pub use quantized::QuantizedRows;
 pub use shapes::Shapes;
 
 use flux_core::problem::MAX_WEIGHTS;
-use flux_core::{ElementType, Numerics, OpKind, Scales};
+use flux_core::{DType, ElementType, Numerics, OpKind, Scales};
 
 /// An operand of a call.
 ///
@@ -35,10 +37,14 @@ pub enum Operand {
     Residual,
     /// One row of factors, of a norm.
     Gain,
+    /// The given scale of all normalised rows.
+    NormScale,
     /// The result of a weight.
     Y,
     /// The normalised rows of the result.
     YNorm,
+    /// Where the scales of normalised rows or their blocks go, if not behind the rows.
+    YNormScale,
     /// Where all rows of `x` go.
     XFull,
 }
@@ -59,6 +65,12 @@ pub enum Extent {
     Columns,
     /// Of the rank's `y`.
     Result,
+    /// Of the rank's normalised rows, with the scales behind each.
+    Normalised,
+    /// One number.
+    One,
+    /// The scales of the rank's normalised rows apart from these: a row for each group of columns.
+    ScalesOfNormalised,
     /// All rows of `x`, with the scales behind each.
     Gathered,
 }
@@ -72,9 +84,12 @@ impl Extent {
     /// Whether it has a row for each of a call, or of this rank's share of them.
     pub const fn has_rows_of_call(self, numerics: Numerics) -> bool {
         match self {
-            Self::W | Self::ScalesOfW | Self::Columns => false,
+            // Scales apart have a column for each row of a call.
+            Self::W | Self::ScalesOfW | Self::Columns | Self::One | Self::ScalesOfNormalised => {
+                false
+            }
             Self::ScalesOfX => !matches!(numerics.scales, Scales::Tensor),
-            Self::X | Self::Result | Self::Gathered => true,
+            Self::X | Self::Result | Self::Normalised | Self::Gathered => true,
         }
     }
 }
@@ -90,6 +105,10 @@ pub enum Presence {
     Option,
     /// If the op was built with a norm.
     Norm,
+    /// If normalised rows have one scale.
+    NormScale,
+    /// If normalised rows have scales of their own, and the caller wants them apart.
+    NormScales,
     /// If this rank wants it.
     Wanted,
 }
@@ -103,15 +122,19 @@ struct Description {
     of_weight: bool,
     output: bool,
     extent: Extent,
-    element: fn(Numerics) -> ElementType,
+    element: fn(&Shapes<'_>) -> ElementType,
     presence: Presence,
     /// Whether ops of a kind have it.
     is_of: fn(OpKind) -> bool,
 }
 
-const X_AND_W: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.operand);
-const OUTPUT: fn(Numerics) -> ElementType = |numerics| ElementType::Matrix(numerics.output);
-const SCALE: fn(Numerics) -> ElementType = |_| ElementType::F32;
+const X_AND_W: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().operand.into();
+const OUTPUT: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().output.into();
+const NORMAL: fn(&Shapes<'_>) -> ElementType = |of| match of.norm.scales {
+    Scales::None => OUTPUT(of),
+    Scales::Tensor | Scales::Row | Scales::Block => DType::E4m3.into(),
+};
+const SCALE: fn(&Shapes<'_>) -> ElementType = |_| ElementType::F32;
 const IN: bool = false;
 const OUT: bool = true;
 const EVERY: fn(OpKind) -> bool = |_| true;
@@ -150,17 +173,19 @@ macro_rules! row {
 
 /// The operands in the order of the enum: inputs before outputs.
 #[rustfmt::skip]
-const TABLE: [Description; 10] = [
-    row!(X        once "x"        IN  X         X_AND_W Always EVERY),
-    row!(W        each "w"        IN  W         X_AND_W Always EVERY),
-    row!(ScaleX   once "scale_x"  IN  ScalesOfX SCALE   Scales EVERY),
-    row!(ScaleW   each "scale_w"  IN  ScalesOfW SCALE   Scales EVERY),
-    row!(Bias     each "bias"     IN  Columns   OUTPUT  Option EVERY),
-    row!(Residual once "residual" IN  Result    OUTPUT  Option REDUCES),
-    row!(Gain     once "gain"     IN  Columns   OUTPUT  Norm   REDUCES),
-    row!(Y        each "y"        OUT Result    OUTPUT  Always EVERY),
-    row!(YNorm    once "y_norm"   OUT Result    OUTPUT  Norm   REDUCES),
-    row!(XFull    once "x_full"   OUT Gathered  X_AND_W Wanted GATHERS),
+const TABLE: [Description; 12] = [
+    row!(X          once "x"            IN  X                  X_AND_W Always     EVERY),
+    row!(W          each "w"            IN  W                  X_AND_W Always     EVERY),
+    row!(ScaleX     once "scale_x"      IN  ScalesOfX          SCALE   Scales     EVERY),
+    row!(ScaleW     each "scale_w"      IN  ScalesOfW          SCALE   Scales     EVERY),
+    row!(Bias       each "bias"         IN  Columns            OUTPUT  Option     EVERY),
+    row!(Residual   once "residual"     IN  Result             OUTPUT  Option     REDUCES),
+    row!(Gain       once "gain"         IN  Columns            OUTPUT  Norm       REDUCES),
+    row!(NormScale  once "norm_scale"   IN  One                SCALE   NormScale  REDUCES),
+    row!(Y          each "y"            OUT Result             OUTPUT  Always     EVERY),
+    row!(YNorm      once "y_norm"       OUT Normalised         NORMAL  Norm       REDUCES),
+    row!(YNormScale once "y_norm_scale" OUT ScalesOfNormalised SCALE   NormScales REDUCES),
+    row!(XFull      once "x_full"       OUT Gathered           X_AND_W Wanted     GATHERS),
 ];
 
 impl Operand {
@@ -224,11 +249,6 @@ impl Operand {
     /// Its extents.
     pub const fn extent(self) -> Extent {
         self.described().extent
-    }
-
-    /// Its element type.
-    pub fn element(self, numerics: Numerics) -> ElementType {
-        (self.described().element)(numerics)
     }
 
     /// When a call brings it.

@@ -186,8 +186,7 @@ impl World {
             .into_iter()
             .map(|program| {
                 let rank = program.rank;
-                let shapes =
-                    Shapes { problem: &problem, rank, layout: WeightLayout::Nk, gates: None };
+                let shapes = Shapes::new(&problem, rank);
                 let control = Memory::words(control::bytes(size.counters), 0);
                 control.write(control::EPOCH, &[first.get()]);
                 RankState {
@@ -380,7 +379,8 @@ impl World {
 
     fn shape_of(&self, operand: Operand, rank: Rank) -> Shape {
         let layout = self.kernel.variant().weights();
-        Shapes { problem: &self.problem, rank, layout, gates: self.gates }.of_operand(operand, 0)
+        let gates = self.gates;
+        Shapes { layout, gates, ..Shapes::new(&self.problem, rank) }.of_operand(operand, 0)
     }
 
     /// Enqueues one rank's call.
@@ -390,10 +390,10 @@ impl World {
         let numerics = p.numerics();
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let layout = self.kernel.variant().weights();
-        let shapes = Shapes { problem: p, rank: r, layout, gates: self.gates };
+        let shapes = Shapes { layout, gates: self.gates, ..Shapes::new(p, r) };
         let mut operands = OperandList::new();
         let mut give = |operand: Operand, from: &Memory| {
-            let element = operand.element(numerics).bytes() as u64;
+            let element = shapes.element(operand).bytes() as u64;
             let row_bytes = u64::from(shapes.of_operand(operand, 0).cols) * element;
             operands.set(operand, 0, Matrix { address: from.0, row_bytes });
         };

@@ -140,6 +140,7 @@ impl From<BuildError> for Error {
             | BuildError::Workers { .. }
             | BuildError::SmMargin { .. }
             | BuildError::Epsilon { .. }
+            | BuildError::QuantizedNorm { .. }
             | BuildError::Option { .. }
             | BuildError::SeveralWeights { .. }
             | BuildError::GatedWeights { .. }

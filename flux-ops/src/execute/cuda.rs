@@ -11,13 +11,14 @@ use super::sequential::Sequential;
 use super::{Recipe, Resolved, call_number, labelled, no_room};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
-use crate::spec::{Epsilon, OpSpec};
+use crate::spec::{NormSpec, OpSpec};
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
+use flux_core::{DType, Scales};
 use flux_cuda::{CudaDevice, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs,
-    LaunchStart, Matrix, ResultRows, RmsNorm, RmsNormArgs, TraceBuffer, launch,
+    LaunchStart, Matrix, Quantize, ResultRows, RmsNorm, RmsNormArgs, TraceBuffer, launch,
 };
 use flux_kernels::{Activation, GateLayout, KernelTarget, Operand, OperandList, Variant};
 use flux_transport::{
@@ -38,12 +39,28 @@ pub(crate) struct CudaExecutor {
     gates: Option<GateLayout>,
     activation: Activation,
     label: Label,
-    norm: Option<(Arc<RmsNorm>, Epsilon)>,
+    norm: Option<(NormKernel, NormSpec)>,
     /// Of an AllGather-GEMM.
     gathered: Option<Arc<GatheredRows>>,
     programs: Arc<DevicePrograms>,
     // Freed only where the device can be waited for.
     trace: ManuallyDrop<Option<Trace>>,
+}
+
+/// What normalises the rows of `y`.
+#[derive(Debug)]
+enum NormKernel {
+    Rounding(Arc<RmsNorm>),
+    Quantizing(Arc<Quantize>),
+}
+
+impl NormKernel {
+    fn load(norm: NormSpec, output: DType, target: KernelTarget) -> Result<Self, BuildError> {
+        Ok(match norm.scales {
+            Scales::None => Self::Rounding(kernels::rms_norm(target.arch)?),
+            scales => Self::Quantizing(kernels::quantize(target, scales, output)?),
+        })
+    }
 }
 
 /// Where a traced op's calls leave their time line.
@@ -103,7 +120,10 @@ impl CudaExecutor {
         let kernels: Vec<_> = of_programs.into_iter().zip(loaded).collect();
         let norm = epilogue
             .rms_norm
-            .map(|eps| Ok::<_, BuildError>((kernels::rms_norm(target.arch)?, eps)))
+            .map(|norm| {
+                let kernel = NormKernel::load(norm, spec.numerics.output, target)?;
+                Ok::<_, BuildError>((kernel, norm))
+            })
             .transpose()?;
         let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op().gathers());
         let gathered = gathers.then(|| kernels::gathered_rows(target.arch)).transpose()?;
@@ -208,9 +228,19 @@ impl CudaExecutor {
     /// Puts the norm of `y` on the stream, where the op has one.
     ///
     /// # Safety
-    /// As [`RmsNorm::launch`].
+    /// As [`RmsNorm::launch`] and [`Quantize::launch`].
     unsafe fn normalise(&self, on: Launch<'_>) -> Result<(), CallError> {
-        let Some((kernel, eps)) = &self.norm else { return Ok(()) };
+        let Some((kernel, norm)) = &self.norm else { return Ok(()) };
+        let execution = &on.placed.execution;
+        let (dtype, programmatic) = (execution.problem.numerics().output, execution.programmatic);
+        let kernel = match kernel {
+            NormKernel::Rounding(kernel) => kernel,
+            NormKernel::Quantizing(kernel) => {
+                let args = on.operands.of_norm(*norm).args(programmatic, on.stream);
+                // SAFETY: the caller's promise.
+                return unsafe { kernel.launch(dtype, &args) }.map_err(CallError::Launch);
+            }
+        };
         let [y, gain, y_norm] = [Operand::Y, Operand::Gain, Operand::YNorm]
             .map(|operand| on.operands.expect(operand, 0));
         let (rows, cols) = (y.layout.rows as u32, y.layout.cols as u32);
@@ -221,13 +251,12 @@ impl CudaExecutor {
             out,
             rows,
             cols,
-            eps: eps.get(),
-            programmatic: on.placed.execution.programmatic,
+            eps: norm.eps.get(),
+            programmatic,
             stream: on.stream,
         };
         // SAFETY: the caller's promise.
-        unsafe { kernel.launch(on.placed.execution.problem.numerics().output, &args) }
-            .map_err(CallError::Launch)
+        unsafe { kernel.launch(dtype, &args) }.map_err(CallError::Launch)
     }
 
     /// Puts the copy of the gathered rows on the stream, where the caller wants them.

@@ -9,6 +9,7 @@ use crate::operands::Operands;
 use crate::spec::{EpilogueSpec, OpSpec};
 use crate::tensor::View;
 use crate::timeline::{TimedItem, Timeline, TimelineError};
+use flux_core::Scales;
 use flux_core::problem::WeightList;
 use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, rms_norm};
 use flux_kernels::{Element, Operand, Stamps, WeightLayout, with_elements};
@@ -176,12 +177,16 @@ impl HostExecutor {
 
     /// Writes the normalised rows of `y`, where the op has a norm.
     fn normalise<T: Element>(&self, operands: &Operands<View>) {
-        let Some(eps) = self.epilogue.rms_norm else { return };
+        let Some(norm) = self.epilogue.rms_norm else { return };
+        if norm.scales != Scales::None {
+            // SAFETY: the operands were checked, `y` is written, and outputs overlap no other.
+            return unsafe { operands.of_norm(norm).write_on_host::<T>() };
+        }
         let [y, gain, y_norm] =
             [Operand::Y, Operand::Gain, Operand::YNorm].map(|operand| operands.expect(operand, 0));
         // SAFETY: as in `run`: `y` is written, and `y_norm` overlaps no other operand.
         let (of_y, gain, y_norm) = unsafe { (rows::<T>(y), rows(gain), rows_mut(y_norm)) };
-        rms_norm(of_y, gain.elements, eps.get(), y.layout.rows, y_norm);
+        rms_norm(of_y, gain.elements, norm.eps.get(), y.layout.rows, y_norm);
     }
 }
 

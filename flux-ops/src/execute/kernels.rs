@@ -5,12 +5,14 @@
 
 use super::plan::share_of_cores;
 use crate::error::BuildError;
+use flux_core::tile::Generation;
+use flux_core::{DType, Numerics, Scales};
 use flux_kernels::cuda::{
     GatheredRows, Kernel, Quantize, RmsNorm, is_loaded, loaded, loaded_gathered_rows,
     loaded_quantize, loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Origin, Source, Variant, cubin, cubins};
+use flux_kernels::{KernelTarget, Origin, Source, Variant, cubin, cubins};
 use flux_transport::Communicator;
 use std::sync::Arc;
 
@@ -51,8 +53,19 @@ pub(super) fn gathered_rows(arch: Arch) -> Result<Arc<GatheredRows>, BuildError>
     loaded_gathered_rows(|| Ok(cubin(&Source::gathered_rows(), arch)?.image))
 }
 
-/// The quantising kernel.
-pub(crate) fn quantize(arch: Arch) -> Result<Arc<Quantize>, BuildError> {
+/// The quantising kernel, for rows with such scales that results of this type become.
+pub(crate) fn quantize(
+    target: KernelTarget,
+    scales: Scales,
+    output: DType,
+) -> Result<Arc<Quantize>, BuildError> {
+    let KernelTarget { generation, arch, .. } = target;
+    if generation != Generation::Hopper {
+        return Err(BuildError::NoNumerics {
+            numerics: Numerics::e4m3(scales, output),
+            generation,
+        });
+    }
     loaded_quantize(|| Ok(cubin(&Source::quantize(), arch)?.image))
 }
 

@@ -102,7 +102,9 @@ impl Sequential {
             (Presence::Option, CollectiveKind::ReduceScatter) => has_rows || rank.get() == 0,
             (Presence::Option, CollectiveKind::AllReduce) => rank.get() == 0,
             // Other kernels read them.
-            (Presence::Norm | Presence::Wanted, _) => false,
+            (Presence::Norm | Presence::NormScale | Presence::NormScales | Presence::Wanted, _) => {
+                false
+            }
         }
     }
 

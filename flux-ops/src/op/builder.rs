@@ -3,10 +3,10 @@
 use super::kind::{OpMarker, Reduces};
 use super::{AllGatherGemm, TypedLinear, request};
 use crate::error::BuildError;
-use crate::spec::OpSpec;
-use flux_core::Partials;
+use crate::spec::{NormSpec, OpSpec};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
+use flux_core::{Partials, Scales};
 use flux_kernels::{Activation, Element, F8E4M3, GateLayout, Operand, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
@@ -340,6 +340,41 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// ```
     pub fn rms_norm(mut self, eps: f32) -> Self {
         self.spec.epilogue.rms_norm = Some(eps.into());
+        self
+    }
+
+    /// As [`rms_norm`](Self::rms_norm), with normalised rows as 8-bit operands of the next op: what
+    /// a [`Quantizer`](crate::Quantizer) with a norm makes of the rounded `y`, in one launch. `n` is
+    /// a multiple of 16, with [`Scales::Block`] of 128. On CUDA it needs compute capability 9.0.
+    ///
+    /// ```
+    /// use flux_ops::{F8E4M3, GemmAllReduce, Scales, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let builder = GemmAllReduce::<bf16>::builder(m, n, k);
+    /// let op = builder.quantized_rms_norm(1e-5, Scales::Row).build(&comm)?;
+    ///
+    /// let (x, w, gain) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::ONE; n]);
+    /// // Codes, and behind those of each row its scale in 16 bytes.
+    /// let (mut y, mut codes) = (vec![bf16::NAN; m * n], vec![F8E4M3::from_f32(0.0); m * (n + 16)]);
+    /// op.call(&TensorRef::host(&x, (m, k))?)
+    ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n))?)
+    ///     .norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut codes, (m, n + 16))?)
+    ///     .on(Stream::Host)?;
+    /// assert!(codes[..n].iter().all(|code| code.to_f32() == 448.0));
+    /// let (next_x, scale_x) = TensorRef::host(&codes, (m, n + 16))?.with_scales(n, Scales::Row)?;
+    /// # let _ = (next_x, scale_x);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Of the build: [`BuildError::QuantizedNorm`] for another `n`, [`BuildError::NoNumerics`] on
+    /// another device.
+    pub fn quantized_rms_norm(mut self, eps: f32, scales: Scales) -> Self {
+        self.spec.epilogue.rms_norm = Some(NormSpec { eps: eps.into(), scales });
         self
     }
 }

@@ -129,9 +129,30 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     }
 
     /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of
-    /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
-    pub fn norm(self, gain: &'a TensorRef<'_, Y>, y_norm: &'a mut TensorMut<'_, Y>) -> Self {
+    /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape and type of `y`. With
+    /// [`Builder::quantized_rms_norm`](crate::Builder::quantized_rms_norm) `y_norm` has rows of
+    /// [`F8E4M3`](crate::F8E4M3), with their scales behind them.
+    pub fn norm<Z: Element>(
+        self,
+        gain: &'a TensorRef<'_, Y>,
+        y_norm: &'a mut TensorMut<'_, Z>,
+    ) -> Self {
         self.with(Operand::Gain, gain.view()).with(Operand::YNorm, y_norm.view())
+    }
+
+    /// Of an op built with
+    /// [`quantized_rms_norm(eps, Scales::Tensor)`](crate::Builder::quantized_rms_norm): the scale of
+    /// all normalised rows, `(1, 1)`, which is read when the stream comes to it.
+    pub fn norm_scale(self, scale: &'a TensorRef<'_, f32>) -> Self {
+        self.with(Operand::NormScale, scale.view())
+    }
+
+    /// Of an op built with [`Builder::quantized_rms_norm`](crate::Builder::quantized_rms_norm) and
+    /// scales of rows or blocks: writes them here, and none behind the codes, so that `y_norm` has
+    /// the shape of `y`. `(1, rows)` of rows and `(cols / 128, rows)` of blocks, with any row
+    /// stride, and a column where there are no rows. Each rank decides for itself.
+    pub fn norm_scales_to(self, scales: &'a mut TensorMut<'_, f32>) -> Self {
+        self.with(Operand::YNormScale, scales.view())
     }
 
     /// Of an [`AllGatherGemm`](crate::AllGatherGemm): copies the gathered rows to `x_full[m, k]`,

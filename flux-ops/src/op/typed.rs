@@ -1,7 +1,7 @@
 //! The ops with their kind and element types in the type: thin faces over [`FusedLinear`].
 //!
 //! Invariant: an op of such a type was built with its kind and element types, so a call with other
-//! operands does not compile.
+//! operands does not compile. Of normalised rows, whose type is an option, it is refused.
 
 use super::kind::{self, OpMarker};
 use super::{Builder, Call, FusedLinear};

@@ -6,11 +6,11 @@
 
 use super::Operands;
 use crate::error::CallError;
-use crate::spec::OpSpec;
+use crate::spec::{EpilogueSpec, OpSpec};
 use crate::tensor::{Location, TensorError, View};
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Problem, Rank, Scales};
-use flux_kernels::{Operand, Presence, Shapes};
+use flux_kernels::{Extent, Operand, Presence, QuantizedRows, Shapes};
 
 impl Operands<View> {
     /// Whether the residual is what `y` holds.
@@ -43,11 +43,19 @@ impl Operands<View> {
         if takes != given {
             return Err(CallError::Weights { takes, given });
         }
-        let shapes = Shapes { problem, rank, layout: spec.weights, gates: spec.epilogue.gates };
+        let EpilogueSpec { gates, rms_norm, .. } = spec.epilogue;
+        let scales = rms_norm.map_or(Scales::None, |norm| norm.scales);
+        let apart = self.get(Operand::YNormScale, 0).is_some();
+        let norm = QuantizedRows { scales, apart };
+        let shapes = Shapes { problem, rank, layout: spec.weights, gates, norm };
         let shape = |operand: Operand, weight| {
             let shape = shapes.of_operand(operand, weight);
-            let has_rows_of_m = operand.extent().has_rows_of_call(problem.numerics());
-            if m == 0 && has_rows_of_m { Shape { rows: 0, ..shape } } else { shape }
+            match operand.extent() {
+                _ if m > 0 => shape,
+                Extent::ScalesOfNormalised => Shape { cols: 1, ..shape },
+                extent if extent.has_rows_of_call(problem.numerics()) => Shape { rows: 0, ..shape },
+                _ => shape,
+            }
         };
         let slots = Operand::ALL.into_iter().flat_map(|operand| {
             let weights = if operand.is_of_weight() { takes } else { 1 };
@@ -59,7 +67,9 @@ impl Operands<View> {
                 Presence::Always => true,
                 Presence::Scales => problem.numerics().scales != Scales::None,
                 Presence::Option => spec.epilogue.operands.has(operand),
-                Presence::Norm => spec.epilogue.rms_norm.is_some(),
+                Presence::Norm => rms_norm.is_some(),
+                Presence::NormScale => scales == Scales::Tensor,
+                Presence::NormScales => given.is_some() && scales.of_row(1) > 0,
                 Presence::Wanted if given.is_some() && !operand.is_of(op) => {
                     return Err(CallError::NotGathered { op });
                 }
@@ -83,7 +93,7 @@ impl Operands<View> {
                 let (operand, world) = (name, problem.world());
                 return Err(CallError::Shape { operand, op, m, rank, world, expected, found });
             }
-            let expected = operand.element(problem.numerics());
+            let expected = shapes.element(operand);
             if view.dtype != expected {
                 let source = TensorError::DType { expected, found: view.dtype };
                 return Err(CallError::View { operand: name, source });
@@ -154,7 +164,6 @@ impl Operands<View> {
 #[expect(clippy::large_types_passed_by_value, reason = "operands are made where they are checked")]
 mod tests {
     use super::*;
-    use crate::spec::EpilogueSpec;
     use crate::tensor::Layout;
     use flux_core::{DType, ElementType, WorldSize};
     use flux_kernels::{OperandSet, WeightLayout};

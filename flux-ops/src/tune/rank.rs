@@ -15,7 +15,7 @@ use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_window};
 use flux_kernels::harness::scaled::{Generator, Part, bytes_behind_rows};
 use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
-use flux_kernels::{Element, Operand, Shapes, TensorElement, WeightLayout};
+use flux_kernels::{Element, Operand, Shapes, TensorElement};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::num::NonZero;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl<X: Element, Y: Element> TuneRank<X, Y> {
         let of_w = w.raw(location, dense(problem.w_shape(rank)));
         operands.add_weight(of_w, y.raw(location, dense(problem.y_shape(rank))));
         if let Some([scale_x, scale_w]) = scales {
-            let shapes = Shapes { problem: &problem, rank, layout: WeightLayout::Nk, gates: None };
+            let shapes = Shapes::new(&problem, rank);
             let [x_shape, w_shape] =
                 [Operand::ScaleX, Operand::ScaleW].map(|of| shapes.of_operand(of, 0));
             let scale_x = if x_row == k {

@@ -35,8 +35,8 @@ pub use meeting::Meeting;
 use flux_core::{OpKind, Partials};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, BuildError, CommMode, EpilogueSpec, FusedLinear, GateLayout, OpSpec, Operand,
-    OperandSet, Plan, WeightLayout,
+    Activation, BuildError, CommMode, EpilogueSpec, FusedLinear, GateLayout, NormSpec, OpSpec,
+    Operand, OperandSet, Plan, WeightLayout,
 };
 use flux_transport::{Communicator, TransportKind};
 use std::time::Duration;
@@ -61,8 +61,8 @@ pub struct OpOptions {
     pub bias: bool,
     /// Not of AllGather-GEMM.
     pub residual: bool,
-    /// Its addend; not of AllGather-GEMM.
-    pub rms_norm: Option<f32>,
+    /// Not of AllGather-GEMM.
+    pub rms_norm: Option<NormSpec>,
     pub weights: WeightLayout,
     /// AllGather-GEMM only.
     pub activation: Activation,
@@ -88,7 +88,7 @@ impl OpOptions {
             operands: operands.with(Operand::Residual, self.residual),
             activation: self.activation,
             gates: self.gates,
-            rms_norm: self.rms_norm.map(Into::into),
+            rms_norm: self.rms_norm,
         };
         spec.numerics.partials = self.partials;
         spec.batch_invariant = self.batch_invariant;

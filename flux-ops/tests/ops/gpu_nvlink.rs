@@ -231,7 +231,7 @@ fn a_replayed_graph_normalises() {
             let shape = [257 * world as usize, 392, 136 * world as usize];
             let cases =
                 [151, 157].map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed));
-            let options = OpOptions { rms_norm: Some(1e-5), ..OpOptions::default() };
+            let options = OpOptions { rms_norm: Some(1e-5.into()), ..OpOptions::default() };
             machine.run(world, suite::defaults, |node| replay_norm(node, &cases, options));
         }
     });

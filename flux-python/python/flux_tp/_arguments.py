@@ -104,10 +104,11 @@ def check_gates(name: str, n: int, world: int) -> None:
         raise OperandError(f"{name} = {n}: gates and ups are split over {world} ranks in groups of 8 of both; pad each with zeros to {padded // 2}")
 
 
-def check_norm(norm: Any, out: Any) -> None:
+def check_norm(norm: Any, out: Any, quantised: bool) -> None:
     if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
         raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")
-    check_pair(out, "a norm", "(y, y_norm)")
+    if not quantised:
+        check_pair(out, "a norm", "(y, y_norm)")
 
 
 def check_gain(gain: Any, eps: float | None, n: int) -> None:

@@ -54,16 +54,20 @@ def call(
     partials: int = 0,
     scales: int = 0,
     out_dtype: torch.dtype | None = None,
+    normalised: tuple[int, Tensor, Tensor | None] | None = None,
 ) -> list[Tensor]:
-    """Makes a call without gradients: its results, in the order of ``out``. ``operands``: the others by name, as of ``INPUTS``."""
+    """Makes a call without gradients: its results, in the order of ``out``. ``operands``: the others by name, as of ``INPUTS``.
+
+    ``normalised``: the form of quantised normalised rows, and where they go.
+    """
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape, dtype=out_dtype) for shape in shapes] if out is None else out
     count, further = len(weights), [operands.get(name) for name in INPUTS]
     # In inference frozen parameters are there before a step. Others may come from the kernel ahead.
     constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
-    other = out[count] if second else None
+    norm_scales, *others = (0, out[count] if second else None, None) if normalised is None else normalised
     try:
-        _ops[op](x, weights, *further, eps, activation, m, split, partials, scales, constant, comm.id, out[:count], other)
+        _ops[op](x, weights, *further, eps, activation, m, split, partials, scales, norm_scales, constant, comm.id, out[:count], *others)
     except RuntimeError as error:
         raise _raised(error) from None
     return out

@@ -196,6 +196,25 @@ def matmul_reduce_scatter(
     scale_b: Operand | None = None,
     out_dtype: Any = None,
 ) -> tuple[Operand, Operand]: ...
+@overload
+def matmul_reduce_scatter(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    *,
+    norm: tuple[Operand, float],
+    norm_scales: str | Operand,
+    norm_carried: bool = True,
+    group: Communicator | None = None,
+    out: Operand | None = None,
+    k: int | None = None,
+    partials: str | None = None,
+    sequence_dim: int = 0,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
+) -> tuple[Operand, Operand, Operand]: ...
 def matmul_reduce_scatter(
     x: Any,
     weight: Any,
@@ -211,6 +230,8 @@ def matmul_reduce_scatter(
     scale_a: Any = None,
     scale_b: Any = None,
     out_dtype: Any = None,
+    norm_scales: Any = None,
+    norm_carried: bool = True,
 ) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
@@ -222,7 +243,7 @@ def matmul_reduce_scatter(
         norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. The gradient of the gain is that of this
             rank's rows (:func:`flux_tp.sum_gradients`). Where a gradient is needed, torch computes the norm.
         group: the communicator; the first that :func:`flux_tp.init` made.
-        out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
+        out: where the result goes, ``[m_r, n]``. With a norm a pair of both results, with ``norm_scales`` that of the sum alone.
         k: the inner dimension of all ranks together, where ranks have different parts of it: each has that of
             :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times that of this rank.
         partials: ``float32`` sends partial sums in fp32, twice the bytes: the result is rounded once, and no fp16 partial
@@ -231,14 +252,19 @@ def matmul_reduce_scatter(
             :func:`all_gather_matmul`: 1 of a batch-first ``[b, s, k_r]``, whose result is ``[b, s_r, n]``.
         scale_a, scale_b, out_dtype: as in :func:`all_gather_matmul`, of this rank's part: ``[m, 1]`` and ``[1, n]``, or
             ``[m, k_r/128]`` and ``[n/128, k_r/128]``. ``scale_a`` is not copied where the scales of a row lie together.
+        norm_scales: has the op write the norm in 8 bits, for the next op, as :func:`flux_tp.quantize_rows` with a norm makes it
+            of ``y``: ``"row"``, ``"block"``, or the scale of all as a tensor of one element. No gradients.
+        norm_carried: whether scales of rows and blocks lie behind the codes of each row, as :func:`all_gather_matmul` takes
+            them without a copy, or apart, as ``torch._scaled_mm`` does.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
-        ``(y, y_norm)``, where ``y_norm`` is ``y / sqrt(mean(y**2) + eps) * gain`` of each row, rounded once.
+        ``(y, y_norm)``, where ``y_norm`` is ``y / sqrt(mean(y**2) + eps) * gain`` of each row, rounded once. With ``norm_scales``
+        ``(y, codes, scale)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype), sequence_dim)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype), (norm_scales, norm_carried), sequence_dim)
 
 
 @overload
@@ -273,6 +299,24 @@ def matmul_all_reduce(
     scale_b: Operand | None = None,
     out_dtype: Any = None,
 ) -> tuple[Operand, Operand]: ...
+@overload
+def matmul_all_reduce(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    *,
+    norm: tuple[Operand, float],
+    norm_scales: str | Operand,
+    norm_carried: bool = True,
+    group: Communicator | None = None,
+    out: Operand | None = None,
+    k: int | None = None,
+    partials: str | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
+    out_dtype: Any = None,
+) -> tuple[Operand, Operand, Operand]: ...
 def matmul_all_reduce(
     x: Any,
     weight: Any,
@@ -287,6 +331,8 @@ def matmul_all_reduce(
     scale_a: Any = None,
     scale_b: Any = None,
     out_dtype: Any = None,
+    norm_scales: Any = None,
+    norm_carried: bool = True,
 ) -> Any:
     """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
@@ -297,15 +343,15 @@ def matmul_all_reduce(
         residual: ``[m, n]``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
-        out: where the result goes, ``[m, n]``. With a norm a pair of both results.
-        k, partials, scale_a, scale_b, out_dtype: as for :func:`matmul_reduce_scatter`.
+        out: where the result goes, ``[m, n]``. With a norm a pair of both results, with ``norm_scales`` that of the sum alone.
+        k, partials, scale_a, scale_b, out_dtype, norm_scales, norm_carried: as for :func:`matmul_reduce_scatter`.
 
     Returns:
-        ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
+        ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``, with ``norm_scales`` ``(y, codes, scale)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype))
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k, partials, (scale_a, scale_b, out_dtype), (norm_scales, norm_carried))
 
 
 def prepare(
@@ -322,6 +368,7 @@ def prepare(
     activation: str | None = None,
     residual: bool = False,
     eps: float | None = None,
+    norm_scales: str | None = None,
     partials: str | None = None,
     group: Communicator | None = None,
 ) -> None:
@@ -339,6 +386,7 @@ def prepare(
         activation: as in :func:`all_gather_matmul`.
         residual: whether calls have one, as in :func:`matmul_reduce_scatter`.
         eps: that of the norm, where calls have one.
+        norm_scales: the form of the scales of norms in 8 bits, ``tensor``, ``row`` or ``block``.
         partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
@@ -357,7 +405,10 @@ def prepare(
     if (scales or "none") not in forms or (scales is None) == (dtype_name(dtype) == "float8_e4m3fn"):
         raise OperandError(f"scales = {scales!r} with dtype = {dtype_name(dtype)}: give {', '.join(forms[1:])} with float8_e4m3fn, and None with others")
     types = (dtype_name(dtype), dtype_name(out_dtype), forms.index(scales or "none"))
-    of = (types, transposed, operands, number, eps, partials_number(partials) != 0)
+    if norm_scales is not None and (eps is None or norm_scales not in forms[1:]):
+        raise OperandError(f"norm_scales = {norm_scales!r} with eps = {eps}: give {', '.join(forms[1:])} with eps, or None")
+    norm = None if eps is None else (eps, forms.index(norm_scales or "none"))
+    of = (types, transposed, operands, number, norm, partials_number(partials) != 0)
     _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
@@ -373,16 +424,22 @@ def _row_parallel(
     k: int | None,
     partials: Any,
     scales: tuple[Any, Any, Any],
+    of_norm: tuple[Any, bool],
     sequence_dim: int = 0,
 ) -> Any:
     check_extents(k=k)
     if isinstance(weight, (list, tuple)):
         raise OperandError(f"weight is a {type(weight).__name__} of {len(weight)}: all_gather_matmul alone takes several weights")
+    norm_scales, norm_carried = of_norm
+    quantised = norm_scales is not None
     if norm is not None:
-        check_norm(norm, out)
+        check_norm(norm, out, quantised)
+    elif quantised:
+        raise OperandError("norm_scales= without norm=: give both, or neither")
     gain, eps = (None, None) if norm is None else (norm[0], float(norm[1]))
     weights, biases, split = _one(weight, bias, k)
-    options = {"eps": eps, "partials": partials_number(partials), "second": None if norm is None else "y_norm"}
+    options = {"eps": eps, "partials": partials_number(partials), "second": None if norm is None or quantised else "y_norm"}
+    options |= {"norm_scales": norm_scales, "norm_carried": norm_carried}
     options |= dict(zip(("scale_a", "scale_b", "out_dtype"), scales))
     operands = {"bias": biases, "residual": residual, "gain": gain}
     return _run(op, chosen(group), x, weights, operands, split, out, sequence_dim, **options)
@@ -410,9 +467,11 @@ def _run(
     scale_a: Any = None,
     scale_b: Any = None,
     out_dtype: Any = None,
+    norm_scales: Any = None,
+    norm_carried: bool = True,
     **options: Any,
 ) -> Any:
-    """Makes a call by the library of ``x``, with rows in two dimensions. 
+    """Makes a call by the library of ``x``, with rows in two dimensions.
 
     ``operands``: the others by name, a list of those that each weight has, or ``None``. ``second``: the name of the result
     behind those of the weights.
@@ -430,6 +489,11 @@ def _run(
             given[name] = [take(named(name, index, count), operand) for index, operand in enumerate(of)]
         else:
             given[name] = swapped(take(name, of), dim if INPUTS[name].of_result else 0)
+    given_scale = None
+    if norm_scales is not None:
+        form, given_scale = library.norm_form(norm_scales, x)
+        given |= {} if given_scale is None else {"norm_scale": given_scale.reshape(1, 1)}
+        options["quantised"] = form, norm_carried
     outs = None
     if out is not None:
         outs = list(out) if is_tuple else [out]
@@ -457,12 +521,15 @@ def _run(
     elif out_dtype is not None and out_dtype != x.dtype:
         raise OperandError(f"out_dtype = {out_dtype}: results of {x.dtype} have the dtype of their operands, leave it out")
     results = library.run(op, comm, x, weights, given, outs, eps=eps, m=m, split=split, second=second, **options)
-    if out is not None:
+    if out is not None and norm_scales is None:
         return out
     if len(lead) > 1:
         results = [result.reshape(*leads, result.shape[1]) for result in results]
     if dim:
         results = [swapped(result, dim) for result in results]
+    if norm_scales is not None:
+        y, *others = results
+        return (y if out is None else out, *others, *([] if given_scale is None else [norm_scales]))
     return tuple(results) if is_tuple else results[0]
 
 

@@ -25,8 +25,11 @@ __all__ = [
     "Quantisable",
     "check_groups",
     "dequantised",
+    "norm_form",
+    "places_of_rows",
     "quantize_rows",
     "quantized_weight",
+    "rows_in",
     "scale_of",
     "scaled",
     "scaled_product",
@@ -113,8 +116,7 @@ def _check(name: str, scale: Any, expected: tuple[int, int] | None, form: str, x
 
 def _bytes_behind(form: str, k: int) -> int:
     """Bytes of a row's own scales, in whole vectors of 16."""
-    count = {"tensor": 0, "row": 1, "block": -(-k // BLOCK)}[form]
-    return -(-count // 4) * 16
+    return -(-_groups(form, k) // 4) * 16
 
 
 def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
@@ -135,6 +137,47 @@ def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
     codes, behind = x.contiguous().view(torch.int32), scale.view(torch.int32)
     padding = behind.new_zeros(rows, wide // 4 - codes.shape[1] - behind.shape[1])
     return torch.cat([codes, behind, padding], 1).view(E4M3)
+
+
+def _form_of_rows(name: str, scales: Any, x: Tensor) -> tuple[str, Tensor | None]:
+    """The form of the scales of quantised rows, and the given scale of all."""
+    if isinstance(scales, Tensor):
+        _check(name, scales, None, "tensor", x)
+        return "tensor", scales
+    if scales not in ("row", "block"):
+        raise OperandError(f"{name} = {scales!r}: give 'row', 'block', or a tensor of one element")
+    return scales, None
+
+
+def norm_form(norm_scales: Any, x: Tensor) -> tuple[str, Tensor | None]:
+    """The form in which an op writes the norm of its result."""
+    return _form_of_rows("norm_scales", norm_scales, x)
+
+
+def _groups(form: str, k: int) -> int:
+    """Scales of a row's own."""
+    return {"tensor": 0, "row": 1, "block": -(-k // BLOCK)}[form]
+
+
+def places_of_rows(rows: int, k: int, form: str, carried: bool, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Where rows are quantised to: codes, and their scales behind each row or apart."""
+    count = _groups(form, k)
+    apart = count > 0 and not carried
+    out = torch.empty(rows, k if apart else k + _bytes_behind(form, k), dtype=E4M3, device=device)
+    # No operand is without columns.
+    return out, torch.empty(count, max(rows, 1), dtype=torch.float32, device=device) if apart else None
+
+
+def rows_in(places: tuple[Tensor, Tensor | None], k: int, form: str) -> list[Tensor]:
+    """The codes ``[rows, k]`` in such places, and scales of rows or blocks."""
+    out, out_scale = places
+    codes = out[:, :k]
+    if form == "tensor":
+        return [codes]
+    if out_scale is None:
+        return [codes, out.view(torch.float32)[:, k // 4 : k // 4 + _groups(form, k)]]
+    out_scale = out_scale[:, : out.shape[0]]
+    return [codes, out_scale.t() if form == "block" else out_scale.view(-1, 1)]
 
 
 def quantize_rows(
@@ -165,29 +208,13 @@ def quantize_rows(
     check_gain(gain, eps, x.shape[-1])
     if torch.is_grad_enabled() and (x.requires_grad or (gain is not None and gain.requires_grad)):
         raise OperandError("quantize_rows has no gradient: call it under torch.no_grad(), or detach x")
-    given = None
-    if isinstance(scales, Tensor):
-        _check("scales", scales, None, "tensor", x)
-        given, scales = scales, "tensor"
-    elif scales not in ("row", "block"):
-        raise OperandError(f"scales = {scales!r}: give 'row', 'block', or a tensor of one element")
+    form, given = _form_of_rows("scales", scales, x)
     lead, k = x.shape[:-1], x.shape[-1]
     rows = x.reshape(-1, k) if x.numel() else x.reshape(lead.numel(), k)
-    count = {"tensor": 0, "row": 1, "block": -(-k // BLOCK)}[scales]
-    apart = count > 0 and not carried
-    out = torch.empty(rows.shape[0], k if apart else k + _bytes_behind(scales, k), dtype=E4M3, device=x.device)
-    out_scale = torch.empty(count, rows.shape[0], dtype=torch.float32, device=x.device) if apart else None
-    # Scales of no rows are no operand.
-    if rows.shape[0] > 0:
-        quantized(comm, rows, gain, None if given is None else given.reshape(1, 1), eps, FORMS[scales], out, out_scale)
-    codes = out[:, :k].unflatten(0, lead) if len(lead) != 1 else out[:, :k]
-    if given is not None:
-        return codes, given
-    if out_scale is None:
-        scale = out.view(torch.float32)[:, k // 4 : k // 4 + count]
-    else:
-        scale = out_scale.t() if scales == "block" else out_scale.view(-1, 1)
-    return codes, scale.unflatten(0, lead) if len(lead) != 1 else scale
+    places = places_of_rows(rows.shape[0], k, form, carried, x.device)
+    quantized(comm, rows, gain, None if given is None else given.reshape(1, 1), eps, FORMS[form], *places)
+    results = [of.unflatten(0, lead) if len(lead) != 1 else of for of in rows_in(places, k, form)]
+    return (results[0], given) if given is not None else (results[0], results[1])
 
 
 class Quantisable:

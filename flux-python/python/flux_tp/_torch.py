@@ -12,14 +12,14 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from . import _native
-from ._arguments import INPUTS, check_gain, check_gates
+from ._arguments import INPUTS, check_gain, check_gates, result_shapes
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
-from ._scales import scaled
+from ._scales import FORMS, norm_form, places_of_rows, rows_in, scaled
 from .errors import OperandError
 
-__all__ = ["FUNCTIONS", "check_result", "copied_input_linear", "run", "scaled", "taking"]
+__all__ = ["FUNCTIONS", "check_result", "copied_input_linear", "norm_form", "run", "scaled", "taking"]
 
 _PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
 
@@ -121,16 +121,26 @@ def run(
     keep: bool = False,
     scales: int = 0,
     out_dtype: torch.dtype | None = None,
+    quantised: tuple[str, bool] | None = None,
 ) -> list[Tensor]:
-    """Makes a call: its results in the order of ``out``, with gradients where an operand needs one."""
+    """Makes a call: its results in the order of ``out``, with gradients where an operand needs one.
+
+    ``quantised``: the form of the scales of normalised rows, and whether they carry these. Codes and scales are further results.
+    """
     others = [tensor for name, of in operands.items() for tensor in (of if INPUTS[name].of_weight else [of])]
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights, *others))):
         if out is not None and not torch.compiler.is_compiling():
             # A backward pass that needs the old values then refuses.
             increment_version(out)
         options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation, "scales": scales, "out_dtype": out_dtype}
-        return call(op, comm, x, weights, operands, out, partials=partials, **options)
-    given = {"out": out is not None, "return_gathered": second == "x_full"}
+        if quantised is None:
+            return call(op, comm, x, weights, operands, out, partials=partials, **options)
+        form, carried = quantised
+        _, [(rows, n)] = result_shapes(op, comm, x, weights, activation, m, None)
+        places = places_of_rows(rows, n, form, carried, x.device)
+        results = call(op, comm, x, weights, operands, out, partials=partials, normalised=(FORMS[form], *places), **options)
+        return [*results, *rows_in(places, n, form)]
+    given = {"out": out is not None, "return_gathered": second == "x_full", "norm_scales": quantised is not None}
     given |= {name: True for name in operands if name not in _WITH_GRADIENTS}
     for name, is_given in given.items():
         if is_given:

@@ -12,7 +12,8 @@ use crate::operand::{
 use crate::ops::{Call, CallWeight, Kind, epsilon};
 use flux_ops::binding::Class;
 use flux_ops::{
-    DType, ElementType, Epsilon, Location, MAX_WEIGHTS, Operand, Operands, Partials, RawTensor,
+    DType, ElementType, Epsilon, Location, MAX_WEIGHTS, NormSpec, Operand, Operands, Partials,
+    RawTensor,
 };
 use flux_transport::Stream;
 use std::cell::RefCell;
@@ -74,11 +75,14 @@ struct Arguments {
     split: Option<Vec<i64>>,
     partials: Partials,
     scales: u64,
+    norm_scales: u64,
     constant_weights: bool,
     comm: u64,
     out: Vec<Tensor>,
     /// With a gain the normalised rows, else the gathered ones.
     second: Option<Tensor>,
+    /// Of normalised rows.
+    second_scale: Option<Tensor>,
 }
 
 impl Arguments {
@@ -121,10 +125,12 @@ impl Arguments {
             split: optional(next()).map(integers).transpose()?,
             partials: if next() == 0 { Partials::Output } else { Partials::F32 },
             scales: next(),
+            norm_scales: next(),
             constant_weights: next() != 0,
             comm: next(),
             out: tensors(next())?,
             second: optional(next()).map(tensor),
+            second_scale: optional(next()).map(tensor),
         })
     }
 
@@ -176,6 +182,10 @@ impl Arguments {
             let kind = if has_norm { Operand::YNorm } else { Operand::XFull };
             operands.set(kind, 0, operand(kind, 0, second)?);
         }
+        if let Some(scale) = &self.second_scale {
+            operands.set(Operand::YNormScale, 0, operand(Operand::YNormScale, 0, scale)?);
+        }
+        let norm = NormSpec { eps: self.eps, scales: scales(self.norm_scales)? };
         operands.constant_weights = self.constant_weights;
         let call = Call {
             kind,
@@ -184,7 +194,7 @@ impl Arguments {
             operands,
             numerics,
             weights: &weights,
-            eps: has_norm.then_some(self.eps),
+            norm: has_norm.then_some(norm),
             stream: place.stream(&x)?,
         };
         // SAFETY: torch keeps the operands until the call has ended on the stream; results are the

@@ -35,9 +35,10 @@ const OPS: [(&CStr, shim::Boxed); 3] = [
 ///
 /// `weight`, `split` and `out` are of each weight; `split` is `n` of an op that gathers and `k` of
 /// the others, of all ranks together. The other operands follow the weights. `activation` is a
-/// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `constant_weights` as
-/// [`Operands`](flux_ops::Operands) has it, and `comm` the number of the communicator. With a gain
-/// `second` are the normalised rows, else the gathered ones.
+/// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `norm_scales` that of
+/// normalised rows, `constant_weights` as [`Operands`](flux_ops::Operands) has it, and `comm` the
+/// number of the communicator. With a gain `second` are the normalised rows, and their scales go to
+/// `second_scale` or behind them; else it are the gathered rows.
 fn schema(name: &CStr) -> CString {
     let further = further_inputs().map(|operand| {
         let list = if operand.is_of_weight() { "[]" } else { "" };
@@ -45,7 +46,8 @@ fn schema(name: &CStr) -> CString {
     });
     let text = format!(
         "{}(Tensor x, Tensor[] weight, {}float eps, int activation, SymInt m, SymInt[]? split, int \
-         partials, int scales, bool constant_weights, int comm, Tensor(a!)[] out, Tensor(b!)? second) -> ()",
+         partials, int scales, int norm_scales, bool constant_weights, int comm, Tensor(a!)[] out, \
+         Tensor(b!)? second, Tensor(c!)? second_scale) -> ()",
         name.to_string_lossy(),
         further.collect::<String>()
     );

@@ -13,7 +13,7 @@ use flux_core::problem::Shape;
 use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use flux_cuda::DeviceBlock;
 use flux_kernels::cuda::Matrix;
-use flux_kernels::{Operand, OperandList, Shapes, WeightLayout};
+use flux_kernels::{Operand, OperandList, Shapes};
 
 /// One call's operands.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl OperandBlocks {
         operands.set(Operand::W, 0, dense(&self.w, problem.w_shape(rank), operand.bytes())?);
         operands.set(Operand::Y, 0, dense(&self.y, problem.y_shape(rank), output.bytes())?);
         let Some(scales) = &self.scales else { return Ok(operands) };
-        let shapes = Shapes { problem, rank, layout: WeightLayout::Nk, gates: None };
+        let shapes = Shapes::new(problem, rank);
         let list = |block, of| dense(block, shapes.of_operand(of, 0), size_of::<f32>());
         let of_x = match &scales.of_x {
             Some(block) => list(block, Operand::ScaleX)?,

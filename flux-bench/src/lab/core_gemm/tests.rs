@@ -208,7 +208,7 @@ impl HostReplay {
         let ys = problem.y_shape(rank);
         let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
         let k = problem.k_local(rank);
-        let shapes = Shapes { problem: &problem, rank, layout: WeightLayout::Nk, gates: None };
+        let shapes = Shapes::new(&problem, rank);
         let scales = |operand, list| {
             let stride = shapes.of_operand(operand, 0).cols as usize;
             (problem.numerics().scales != Scales::None).then_some(Rows { elements: list, stride })

@@ -102,7 +102,7 @@ fn bits_of_calls<T: Number>(machine: Machine, op: OpKind, world: u32) -> Vec<Bit
         let options = OpOptions {
             bias: true,
             residual: op.reduces(),
-            rms_norm: op.reduces().then_some(1e-5),
+            rms_norm: op.reduces().then_some(1e-5.into()),
             activation: few.activation,
             batch_invariant: true,
             workers: node.workers,

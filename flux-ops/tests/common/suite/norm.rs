@@ -103,7 +103,7 @@ fn normalises<T: Number>(machine: Machine) {
                 plans.map(|plan| {
                     let op = build_case(
                         &case,
-                        OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) },
+                        OpOptions { rms_norm: Some(EPS.into()), ..OpOptions::of(plan) },
                         node,
                     );
                     let (y, y_norm) = call_with_norm(&op, &case, node);
@@ -142,8 +142,11 @@ pub fn sequential_calls_normalise(machine: Machine) {
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
-            let op =
-                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
+            let op = build_case(
+                &case,
+                OpOptions { rms_norm: Some(EPS.into()), ..OpOptions::of(plan) },
+                node,
+            );
             let (y, y_norm) = call_with_norm(&op, &case, node);
             case.assert_close(&expected, &op, node.rank, &y, "a call");
             assert_normalised(&y, &y_norm, case.problem.n() as usize, &op);
@@ -161,8 +164,11 @@ pub fn a_norm_of_no_rows_is_nothing(machine: Machine) {
         let case =
             Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 131);
         machine.run(world, defaults, |node| {
-            let op =
-                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+            let op = build_case(
+                &case,
+                OpOptions { rms_norm: Some(EPS.into()), ..OpOptions::default() },
+                node,
+            );
             let none = |layout: Layout| Layout { rows: 0, ..layout };
             let (lx, lw, ly) = layouts(&case, node.rank);
             let (x, w, gain) = (
@@ -195,9 +201,9 @@ pub fn ranks_agree_on_the_norm(machine: Machine) {
     {
         let shape = [8 * world as usize, 8, 8 * world as usize];
         machine.run(world, defaults, |node| {
-            let build = |rms_norm| {
+            let build = |rms_norm: Option<f32>| {
                 let options = OpOptions {
-                    rms_norm,
+                    rms_norm: rms_norm.map(Into::into),
                     residual: true,
                     workers: node.workers,
                     ..OpOptions::default()
@@ -236,8 +242,11 @@ pub fn a_norm_that_does_not_fit_is_refused(machine: Machine) {
             Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 137);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let with =
-                build_case(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+            let with = build_case(
+                &case,
+                OpOptions { rms_norm: Some(EPS.into()), ..OpOptions::default() },
+                node,
+            );
             let without = build_case(&case, OpOptions::default(), node);
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&with, &without, &case, node);

@@ -12,7 +12,7 @@ use flux_core::{DType, Numerics, OpKind, Partials, Problem, Rank, Scales, WorldS
 use flux_kernels::harness::data::raw;
 use flux_ops::{
     Activation, BuildError, CallError, Element, EpilogueSpec, F8E4M3, FusedLinear, GateLayout,
-    Layout, OpSpec, Operand, OperandSet, TensorRef, WeightLayout,
+    Layout, OpSpec, Operand, OperandSet, TensorMut, TensorRef, WeightLayout,
 };
 use half::bf16;
 
@@ -33,7 +33,7 @@ fn shape(op: OpKind, world: u32, scales: Scales) -> [usize; 3] {
 }
 
 /// Of operands with four significant bits, as codes have.
-fn case(
+pub(super) fn case(
     op: OpKind,
     [m, n, k]: [usize; 3],
     world: u32,
@@ -82,7 +82,7 @@ fn scaled(values: &[bf16], cols: usize, form: Scales, lines_of_block: usize, see
     Scaled { codes, scales }
 }
 
-fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
+pub(super) fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
     let mut spec = OpSpec::of_problem(&case.problem);
     spec.plan = options.plan;
     spec.launch.workers = options.workers.or(node.workers);
@@ -91,7 +91,7 @@ fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
         operands: operands.with(Operand::Residual, case.has_residual()),
         activation: case.activation,
         gates: case.gates,
-        rms_norm: None,
+        rms_norm: options.rms_norm,
     };
     FusedLinear::build(spec, &node.comm).unwrap()
 }
@@ -99,6 +99,16 @@ fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
 /// One call on fresh buffers. Rows of an AllGather-GEMM carry their scales, those of the others
 /// have them apart.
 fn call(op: &FusedLinear, case: &Case<bf16>, node: &Node) -> Result<Vec<bf16>, CallError> {
+    call_with(op, case, node, None)
+}
+
+/// With a gain and a place for quantised rows, of an op with a norm.
+pub(super) fn call_with(
+    op: &FusedLinear,
+    case: &Case<bf16>,
+    node: &Node,
+    norm: Option<(&TensorRef<'_, bf16>, &mut TensorMut<'_, F8E4M3>)>,
+) -> Result<Vec<bf16>, CallError> {
     let (problem, rank) = (&case.problem, node.rank);
     let form = problem.numerics().scales;
     let [x_shape, w_shape] = [problem.x_shape(rank), problem.w_shape(rank)];
@@ -148,6 +158,7 @@ fn call(op: &FusedLinear, case: &Case<bf16>, node: &Node) -> Result<Vec<bf16>, C
         let call = op.call(&x).scale_x(&x_scale).weight(&w, &mut y).scale_w(&w_scale);
         let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
         let call = if let Some(residual) = &residual { call.residual(residual) } else { call };
+        let call = if let Some((gain, y_norm)) = norm { call.norm(gain, y_norm) } else { call };
         call.on(node.stream())?;
     }
     Ok(node.download(&y))

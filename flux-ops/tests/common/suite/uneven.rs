@@ -103,7 +103,7 @@ pub fn unequal_parts_of_n_and_k_stay_within_the_bound(machine: Machine) {
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             for plan in plans(machine) {
-                let rms_norm = case.problem.op().reduces().then_some(1e-5);
+                let rms_norm = case.problem.op().reduces().then(|| 1e-5.into());
                 let op = build_case(&case, OpOptions { rms_norm, ..OpOptions::of(plan) }, node);
                 let y = if rms_norm.is_some() {
                     let (y, y_norm) = call_with_norm(&op, &case, node);
