@@ -39,6 +39,7 @@ from transformers import (
 import flux_tp
 from cases_numpy import raises
 from cases_torch import BF16, init_distributed, place
+from flux_tp.parallel import _modules
 from ranks import HERE
 
 SIZES = {
@@ -192,7 +193,11 @@ def inference_in_8_bits(comm):
         assert attention.k_proj.weight.dtype == torch.float8_e4m3fn and models[1].lm_head.weight.dtype == BF16
         assert attention.q_proj.weight_scale.placements == (Shard(1) if form == "row" else Shard(0),)
         with torch.no_grad():
-            plain, found = (of(input_ids=ids).logits.float() for of in models)
+            plain = models[0](input_ids=ids).logits.float()
+            with mock.patch.object(_modules, "quantize_rows", wraps=_modules.quantize_rows) as quantised:
+                found = models[1](input_ids=ids).logits.float()
+            # Inputs of row-parallel layers, and of the first ones; ops before quantise those of the others.
+            assert quantised.call_count == 2 * len(models[1].model.layers) + 1, quantised.call_count
             assert 0 < (found - plain).norm() < 0.2 * plain.norm(), (form, (found - plain).norm() / plain.norm())
         layer, other = (of.model.layers[0].mlp.down_proj for of in models)
         codes, scale = other.weight.to_local().float(), other.weight_scale.to_local()
@@ -318,8 +323,11 @@ def compiled_models(comm):
         model, ids = split("qwen3", 2, mode, sizes), batch(0)
         compiled = torch.compile(model, fullgraph=True, backend="inductor" if place().type == "cuda" else "aot_eager")
         if mode == "inference":
-            with torch.no_grad():
-                assert torch.equal(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+            for form in (None, "row"):
+                if form:
+                    flux_tp.quantize(model, form)
+                with torch.no_grad():
+                    assert torch.equal(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
             continue
         found = []
         for of in (model, compiled):

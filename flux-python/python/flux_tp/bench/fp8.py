@@ -30,6 +30,11 @@ class Weight:
     """The static scale of the layer's input, with scales of tensors."""
 
     @property
+    def scales_of_input(self) -> str | Tensor:
+        """How the layer's input is quantised."""
+        return self.form if self.of_input is None else self.of_input
+
+    @property
     def shape(self) -> torch.Size:
         return self.codes.shape
 
@@ -68,8 +73,7 @@ class Rows:
 
 def quantized(comm: Communicator, x: Tensor, weight: Weight, carried: bool, norm: tuple[Tensor, float] | None = None) -> Rows:
     """The input of a layer; ``carried``: whether scales lie behind each row; ``norm``: gain and epsilon of an RMSNorm before."""
-    scales = weight.form if weight.of_input is None else weight.of_input
-    return Rows(*quantize_rows(x, scales, norm=norm, carried=carried, group=comm), weight.form)
+    return Rows(*quantize_rows(x, weight.scales_of_input, norm=norm, carried=carried, group=comm), weight.form)
 
 
 def product(x: Rows, weight: Weight, out: Tensor | None = None) -> Tensor:

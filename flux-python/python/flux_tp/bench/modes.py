@@ -79,8 +79,8 @@ class Mode:
         """The norm before a column-parallel layer. With 8 bits it is part of what quantises the layer's input."""
         return norm(self.model, x) if self.form is None else x
 
-    def column_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
-        if self.form is None:
+    def column_input(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor | Rows:
+        if self.form is None or isinstance(x, Rows):
             return x
         if self.model.gated:
             return quantized(self.ranks.comm, x, weight, self.column_carried, (self.gain, EPS))
@@ -89,10 +89,10 @@ class Mode:
     def row_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
         return x if self.form is None else quantized(self.ranks.comm, x, weight, self.row_carried)
 
-    def column(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
+    def column(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor:
         return self._linear(self.column_input(x, weight), weight, self.column_forward, self.column_backward)
 
-    def mlp_column(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
+    def mlp_column(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor:
         """The column-parallel layer of the MLP, and its activation."""
         return activate(self.model, self.column(x, weight))
 
@@ -103,8 +103,8 @@ class Mode:
         """A row-parallel layer, added to the residual stream."""
         return residual + self.row(x, weight)
 
-    def block_end(self, x: Tensor, weight: Tensor | Weight, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and the norm of the next column-parallel layer."""
+    def block_end(self, x: Tensor, weight: Tensor | Weight, residual: Tensor, following: Tensor | Weight) -> tuple[Tensor, Tensor | Rows]:
+        """The same, and the norm of the next column-parallel layer, whose weight is ``following``."""
         y = self.row_residual(x, weight, residual)
         return y, self.normed(y)
 
@@ -306,7 +306,7 @@ class NoCollectivesSharded(Mode):
 
 
 class Flux(Mode):
-    """flux_tp: the row-parallel op adds the residual. In inference it also normalises, where the model has RMSNorms and bf16."""
+    """flux_tp: the row-parallel op adds the residual. In inference it also writes the RMSNorm as the next layer's input."""
 
     op = staticmethod(flux_tp.matmul_reduce_scatter)
     row_carried = True
@@ -315,10 +315,15 @@ class Flux(Mode):
         operands, scales = _operands(self.row_input(x, weight), weight)
         return self.op(*operands, residual=residual, group=self.ranks.comm, **scales)
 
-    def block_end(self, x, weight, residual):
-        if torch.is_grad_enabled() or not self.model.gated or self.form is not None:
-            return super().block_end(x, weight, residual)
-        return self.op(x, weight, residual=residual, norm=(self.gain, EPS), group=self.ranks.comm)
+    def block_end(self, x, weight, residual, following):
+        if torch.is_grad_enabled() or not self.model.gated:
+            return super().block_end(x, weight, residual, following)
+        operands, scales = _operands(self.row_input(x, weight), weight)
+        options = {"residual": residual, "norm": (self.gain, EPS), "group": self.ranks.comm, **scales}
+        if self.form is None:
+            return self.op(*operands, **options)
+        y, *rows = self.op(*operands, **options, norm_scales=following.scales_of_input, norm_carried=self.column_carried)
+        return y, Rows(*rows, following.form)
 
 
 class FluxAllReduce(Flux):

@@ -1,6 +1,7 @@
 """Decoder layers whose row-parallel ops add the residual and normalise, for inference.
 
 Invariant: hidden states between layers are those of the unchanged model; a norm computes anew what it was not given for them.
+Between layers in 8 bits it is given as their operands.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._modules import RowwiseLinear
+from ._modules import ColwiseLinear, QuantisedRows, RowwiseLinear
 
 __all__ = ["fuse_residuals", "is_known"]
 
@@ -30,10 +31,12 @@ def fuse_residuals(layers: Sequence[nn.Module], final_norm: nn.Module) -> list[n
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
         if not is_known(layer):
             continue
-        following = final_norm if after is None else after.input_layernorm if is_known(after) else None
-        for row, norm in ((layer.self_attn.o_proj, layer.post_attention_layernorm), (layer.mlp.down_proj, following)):
-            # In a list: the norm stays a module of its own place alone.
+        following, reader = (final_norm, None) if after is None else (after.input_layernorm, after.self_attn) if is_known(after) else (None, None)
+        of_norms = (layer.self_attn.o_proj, layer.post_attention_layernorm, layer.mlp), (layer.mlp.down_proj, following, reader)
+        for row, norm, reader in of_norms:
+            # In lists: modules stay in their own places alone.
             row.following = [] if norm is None else [norm]
+            row.readers = [] if reader is None else [child for child in reader.children() if isinstance(child, ColwiseLinear)]
             if norm is not None:
                 norm.__class__ = _taking(type(norm))
             rows.append(row)
@@ -47,7 +50,7 @@ def fuse_residuals(layers: Sequence[nn.Module], final_norm: nn.Module) -> list[n
 def _taking(kind: type) -> type:
     """A norm that takes what the op before has computed."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: nn.Module, x: Tensor) -> Tensor | QuantisedRows:
         given, self.given = self.given, None
         return given[1] if given is not None and given[0] is x else kind.forward(self, x)
 

@@ -19,7 +19,7 @@ from .._torch import copied_input_linear
 from ..errors import OperandError
 from ._mesh import arrange, local, present, summed
 
-__all__ = ["ColwiseLinear", "Gathered", "Layout", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
+__all__ = ["ColwiseLinear", "Gathered", "Layout", "QuantisedRows", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
 
 
 class Layout(NamedTuple):
@@ -46,6 +46,13 @@ class Gathered:
 
     def __getattr__(self, name: str) -> Any:
         raise OperandError(f"a module under flux_tp.Fused reads .{name} of its input, which only the named layers may read: name all layers that do")
+
+
+class QuantisedRows(NamedTuple):
+    """The quantised input of a module that only hands it to its column-parallel layers."""
+
+    codes: Tensor
+    scale: Tensor
 
 
 class _Linear(Quantisable, nn.Linear):
@@ -134,6 +141,8 @@ class RowwiseLinear(_Linear):
     """What the next call adds."""
     following: Sequence[nn.Module] = ()
     """The RMSNorm of a sum with a residual, which is given what the op has computed."""
+    readers: Sequence[ColwiseLinear] = ()
+    """All layers that read the norm, where they are of one module under ``Fused``."""
 
     def forward(self, x: Tensor) -> Tensor:
         layout, mesh = self.layout, self.weight.device_mesh
@@ -149,7 +158,13 @@ class RowwiseLinear(_Linear):
             y = matmul_all_reduce(*operands, **options)
         else:
             (norm,) = self.following
-            y, _ = norm.given = matmul_all_reduce(*operands, norm=(local(norm.weight), norm.variance_epsilon), **options)
+            options["norm"] = local(norm.weight), norm.variance_epsilon
+            forms = {layer.scales for layer in self.readers}
+            if len(forms) == 1 and None not in forms:
+                y, *rows = matmul_all_reduce(*operands, norm_scales=forms.pop(), norm_carried=False, **options)
+                norm.given = y, QuantisedRows(*rows)
+            else:
+                y, _ = norm.given = matmul_all_reduce(*operands, **options)
         return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
 
     def check_quantisable(self, form: str, name: str) -> None:
@@ -192,8 +207,10 @@ class _SumOfRanks(torch.autograd.Function):
         return dy, None
 
 
-def gathered(layers: Sequence[ColwiseLinear], x: Tensor) -> Gathered:
+def gathered(layers: Sequence[ColwiseLinear], x: Tensor | QuantisedRows) -> Gathered:
     """Computes all layers of a module by one op, with one gather of their input."""
+    if isinstance(x, QuantisedRows):
+        return Gathered(x.codes.shape, [layer.scaled(*x) for layer in layers])
     layout = layers[0].layout
     x = arrange(x, layers[0].weight.device_mesh, layout.input, layout.input)
     weights, biases = zip(*(layer.own() for layer in layers), strict=True)
