@@ -65,7 +65,7 @@ fn found<T: Display, E: Display>(name: &str, what: Result<T, E>) {
 fn gpus() {
     let version = flux_cuda::driver_version().map(|v| {
         let kernel = machine::driver().unwrap_or_else(|| "of unknown version".to_owned());
-        format!("{kernel}, CUDA {}.{}", v / 1000, v % 1000 / 10)
+        format!("{kernel}, CUDA {}", machine::cuda_version(v))
     });
     found("driver", version);
     let count = machine::gpu_count();
@@ -161,7 +161,7 @@ fn libraries() {
     found("cuBLASLt", cublas);
     let nccl = nccl::available().map_err(|e| e.to_string()).and_then(|path| {
         let v = nccl::version().map_err(|e| e.to_string())?;
-        Ok(format!("{}.{}.{}, {}", v / 10_000, v / 100 % 100, v % 100, path.display()))
+        Ok(format!("{}, {}", machine::library_version(v), path.display()))
     });
     found("NCCL", nccl);
 }

@@ -8,9 +8,8 @@ use crate::report::{LAUNCHED_BY, command_line};
 use anyhow::{Context, ensure};
 use flux_core::WorldSize;
 use flux_core::rank::MAX_WORLD;
-use flux_transport::Environment;
-use flux_transport::World;
 use flux_transport::launch::{Failed, Launcher, Others, exit_code};
+use flux_transport::{Environment, World, WorldError};
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -128,6 +127,19 @@ pub(crate) fn refuse(command: &str) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// What `body` finds as a rank of a launch, which ends where it fails; none without a launcher.
+pub(crate) fn as_rank(
+    body: impl FnOnce(&World) -> anyhow::Result<bool>,
+) -> anyhow::Result<Option<bool>> {
+    match World::from_env() {
+        Ok(world) => {
+            Ok(Some(body(&world).unwrap_or_else(|error| end::give_up(world.rank(), &error))))
+        }
+        Err(WorldError::NoLauncher) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Refuses another number of ranks than were launched.

@@ -26,17 +26,6 @@ impl fmt::Display for Ranks {
     }
 }
 
-/// A machine's part of a report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// Name of the GPUs, or `host` with the number of cores.
-    pub device: String,
-    pub gpus: u32,
-    pub driver: Option<String>,
-    pub cuda: Option<String>,
-    pub nccl: Option<String>,
-}
-
 pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
@@ -100,20 +89,24 @@ pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     }
 }
 
-/// Names the machine on which `ranks` ranks ran as threads or processes.
-pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
-    if !on_gpus {
-        let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
-        return Machine { device, gpus: 0, driver: None, cuda: None, nccl: None };
-    }
-    Machine {
-        device: flux_cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
-        // A process may see its own GPU only.
-        gpus: if as_what == Ranks::Processes { ranks } else { ranks.min(gpu_count()) },
-        driver: driver(),
-        cuda: flux_cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
-        nccl: nccl::version().ok().map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)),
-    }
+/// A version of CUDA, `1000 * major + 10 * minor`, in words.
+pub(crate) fn cuda_version(version: u32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// A version of NCCL or cuBLASLt, `10000 * major + 100 * minor + patch`, in words.
+pub(crate) fn library_version(version: u32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+/// The version of CUDA that the driver supports.
+pub(crate) fn cuda() -> Option<String> {
+    flux_cuda::driver_version().ok().map(cuda_version)
+}
+
+/// The version of NCCL.
+pub(crate) fn nccl() -> Option<String> {
+    nccl::version().ok().map(library_version)
 }
 
 /// The version of the kernel module: the first word with dots.

@@ -9,7 +9,7 @@ use super::measure::{AnyRows, Contender, Contenders, Sample, slowest};
 use super::serial::{self, of_libraries};
 use super::watchdog::Watchdog;
 use crate::harness::gpu::{Gpu, choice};
-use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Verdict};
+use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Verdict, told};
 use anyhow::Context;
 use flux_cuda::DeviceBlock;
 use flux_kernels::Element;
@@ -84,13 +84,8 @@ impl<'a, X: Element, Y: Element> GpuContenders<'a, X, Y> {
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
         // Should devices have different candidates, all ranks must still make as many collectives.
-        let counts =
-            self.ctx.comm().exchange(&(self.serial.gemm.candidates() as u64).to_le_bytes())?;
-        let common = counts
-            .iter()
-            .map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize)
-            .min()
-            .unwrap_or(0);
+        let counts = told(self.ctx.comm(), self.serial.gemm.candidates() as u64)?;
+        let common = counts.into_iter().min().unwrap_or(0) as usize;
         let best = choice::fastest(common, |candidate| {
             self.serial.gemm.choose(candidate);
             // The first launch loads a kernel, which can wait for the device: keep it out of
@@ -116,11 +111,8 @@ impl<'a, X: Element, Y: Element> GpuContenders<'a, X, Y> {
             self.gpu.synchronize()?;
             Ok(took)
         })?;
-        let mine = (longest.as_nanos() as u64).to_le_bytes();
-        let all = self.ctx.comm().exchange(&mine)?;
-        let longest =
-            all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
-        self.spin = choice::spin(Duration::from_nanos(longest));
+        let longest = told(self.ctx.comm(), longest.as_nanos() as u64)?.into_iter().max();
+        self.spin = choice::spin(Duration::from_nanos(longest.unwrap_or(0)));
         Ok(())
     }
 

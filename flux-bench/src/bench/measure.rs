@@ -4,7 +4,7 @@
 //! call takes the next operand set. Only rounds count in which every host enqueued in time.
 
 use crate::harness::{Defect, Operands, Span, Times, Verdict, of_slowest};
-use crate::report::{Enqueue, Late, Measured};
+use crate::report::{Each, Late, Measured};
 use anyhow::Context;
 use flux_transport::Communicator;
 use std::time::Duration;
@@ -27,12 +27,18 @@ impl Contender {
         in_round(&Self::ALL, round)
     }
 
-    pub(crate) const fn of(self, measured: &Measured) -> Times {
+    /// What `of` finds of each, in the order of [`Self::ALL`].
+    fn each<T>(mut of: impl FnMut(Self) -> anyhow::Result<T>) -> anyhow::Result<Each<T>> {
+        let (gemm, comm) = (of(Self::Gemm)?, of(Self::Comm)?);
+        Ok(Each { gemm, comm, serial: of(Self::Serial)?, op: of(Self::Op)? })
+    }
+
+    pub(crate) const fn of<T: Copy>(self, each: &Each<T>) -> T {
         match self {
-            Self::Gemm => measured.gemm,
-            Self::Comm => measured.comm,
-            Self::Serial => measured.serial,
-            Self::Op => measured.op,
+            Self::Gemm => each.gemm,
+            Self::Comm => each.comm,
+            Self::Serial => each.serial,
+            Self::Op => each.op,
         }
     }
 }
@@ -108,27 +114,13 @@ pub(super) fn measure(
         }
         tick();
     }
-    let times = |contender: Contender| in_time(comm, &samples_of[contender as usize]);
-    let [(gemm, late_gemm), (collective, late_comm), (serial, late_serial), (op, late_op)] = [
-        times(Contender::Gemm)?,
-        times(Contender::Comm)?,
-        times(Contender::Serial)?,
-        times(Contender::Op)?,
-    ];
-    let late = Late { op: late_op, gemm: late_gemm, comm: late_comm, serial: late_serial };
-    let host = |contender: Contender| enqueued(comm, &samples_of[contender as usize]);
-    let enqueue = match [
-        host(Contender::Gemm)?,
-        host(Contender::Comm)?,
-        host(Contender::Serial)?,
-        host(Contender::Op)?,
-    ] {
-        [Some(gemm), Some(comm), Some(serial), Some(op)] => {
-            Some(Enqueue { op, gemm, comm, serial })
-        }
-        _ => None,
-    };
-    Ok(Measured { gemm, comm: collective, serial, op, late, enqueue })
+    let kept = Contender::each(|contender| in_time(comm, &samples_of[contender as usize]))?;
+    let host = Contender::each(|contender| enqueued(comm, &samples_of[contender as usize]))?;
+    Ok(Measured {
+        times: Contender::each(|contender| Ok(contender.of(&kept).0))?,
+        late: Contender::each(|contender| Ok(contender.of(&kept).1))?,
+        enqueue: Contender::each(|contender| contender.of(&host).context("the host computes")).ok(),
+    })
 }
 
 /// Enqueue times of the slowest rank's host; `None` where the host computes. Collective.
@@ -251,7 +243,7 @@ mod tests {
             );
             let only = f64::from(contender as u8);
             assert_eq!(
-                contender.of(&measured),
+                contender.of(&measured.times),
                 Times { p10: only, median: only, p90: only },
                 "its own rounds, without warm-up"
             );
@@ -286,7 +278,7 @@ mod tests {
         let [world] = &World::local(1).unwrap()[..] else { panic!("not one rank") };
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
         let short = measure(&mut Steady, &comm, 3, &|| ()).unwrap();
-        let sustained = crate::bench::sustain(&mut Steady, &comm, &short, 0.2).unwrap();
+        let sustained = crate::bench::sustain(&mut Steady, &comm, &short.times, 0.2).unwrap();
         let found = [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms]
             .map(|times| times.median);
         let expected = [Contender::Op, Contender::Gemm, Contender::Serial].map(Steady::ms);

@@ -32,7 +32,7 @@ use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use flux_core::{Numerics, Partials, Problem, WorldSize};
 use flux_ops::{Activation, Operand};
-use flux_transport::{Environment, Select, TransportKind, World, WorldError};
+use flux_transport::{Environment, Select, TransportKind, World};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
@@ -52,15 +52,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
-    #[arg(
-        long,
-        visible_alias = "rounds",
-        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
-    )]
+    #[arg(long, visible_alias = "rounds", value_parser = limits::samples())]
     pub samples: Option<u32>,
     /// Then call op, GEMM and serial path back to back for so long each, at every one of --ms, or
     /// at the largest where that is left out
-    #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = limits::length("seconds", 3600.0))]
     pub sustained: Option<f64>,
     /// Call op and serial path with the rows that a file lists, one number a line, in place of
     /// rounds. `mix` has the rows of a serving engine's steps. Of gemm_ar where --ops is left out
@@ -75,11 +71,7 @@ pub(crate) struct Args {
     pub trace_m: Option<serving::Source>,
     /// Calls of --trace-m, which begins again at its end; 20000 on GPUs and 64 on the host where
     /// left out
-    #[arg(
-        long,
-        requires = "trace_m",
-        value_parser = clap::value_parser!(u64).range(1..=limits::CALLS),
-    )]
+    #[arg(long, requires = "trace_m", value_parser = limits::calls())]
     pub calls: Option<u64>,
     /// Ranks as processes of this machine, one each, instead of threads of this one
     #[arg(long)]
@@ -172,14 +164,8 @@ enum Measurement {
 /// Inside a launch this process is one rank, and rank 0 prints and writes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     take_peers_from_nccl(args.transport)?;
-    match World::from_env() {
-        Ok(world) => {
-            return Ok(
-                launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
-            );
-        }
-        Err(WorldError::NoLauncher) => {}
-        Err(error) => return Err(error.into()),
+    if let Some(right) = launch::as_rank(|world| launched(args, world))? {
+        return Ok(right);
     }
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
@@ -243,9 +229,9 @@ fn leaves_peers_to_nccl(transport: Select, variable: Option<&OsStr>) -> bool {
 }
 
 fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
-    let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
-    let (origin, transport) = (Origin::of(&machine).with_libraries(), found.transport.to_string());
-    let (placement, nccl, json) = (found.placement, machine.nccl, args.json.as_deref());
+    let (placement, transport) = (found.placement, found.transport.to_string());
+    let origin = Origin::of(job.on_gpus, job.world.get(), placement.ranks).with_libraries();
+    let (nccl, json) = (origin.nccl(), args.json.as_deref());
     match found.rows {
         Measurement::Rounds(rows) => {
             let report =

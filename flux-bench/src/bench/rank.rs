@@ -32,10 +32,7 @@ use std::time::Duration;
 
 /// Measures all cases, on one communicator, as a program would. Collective.
 pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> {
-    let ctx = RankContext::new(Communicator::connect_blocking(
-        world,
-        machine::options(job.transport, world.local_rank(), 1),
-    )?)?;
+    let ctx = RankContext::connect(world, job.transport)?;
     let placement = Placement::of(world, ctx.comm())?;
     let first = world.rank().get() == 0;
     let table = (first && job.rows.is_none()).then(|| begin_table(job, &ctx, placement));
@@ -47,14 +44,15 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
 
 /// Prints the head of the table of rounds, whose rows follow as they are measured.
 fn begin_table(job: &BenchJob, ctx: &RankContext, placement: Placement) -> RowTable {
-    let machine = machine::describe(job.on_gpus, job.world.get(), placement.ranks);
+    let origin = Origin::of(job.on_gpus, job.world.get(), placement.ranks);
+    let nccl = origin.nccl();
     let setup = Setup {
-        origin: &Origin::of(&machine),
+        origin: &origin,
         transport: &ctx.comm().transport().to_string(),
         placement,
         tp: job.world.get(),
         dtype: &job.numerics.to_string(),
-        nccl: machine.nccl.as_ref(),
+        nccl: nccl.as_ref(),
     };
     let table = RowTable::of(job.cases.iter().map(BenchCase::head));
     out::print(&format_args!("{}{}", setup.heading_of_rounds(job.samples), table.head()));
@@ -273,7 +271,7 @@ impl RankBench<'_> {
         let measured = measure(contenders, comm, self.job.samples as usize, &|| self.bar.inc(1))?;
         let sustained = case
             .sustained
-            .map(|seconds| sustain(contenders, comm, &measured, seconds))
+            .map(|seconds| sustain(contenders, comm, &measured.times, seconds))
             .transpose()?;
         Ok((measured, sustained))
     }

@@ -4,8 +4,8 @@
 //! other, so all run at the same clocks. The first block of each does not count.
 
 use super::measure::{Contender, Contenders, in_round, slowest};
-use crate::harness::Span;
-use crate::report::{Measured, Sustained};
+use crate::harness::{Span, Times};
+use crate::report::{Each, Sustained};
 use anyhow::Context;
 use flux_transport::Communicator;
 
@@ -14,19 +14,12 @@ const BLOCK_SECONDS: f64 = 0.5;
 /// The contenders that overlap efficiency is made of.
 const TURNS: [Contender; 3] = [Contender::Op, Contender::Gemm, Contender::Serial];
 
-pub(crate) fn seconds(word: &str) -> Result<f64, String> {
-    match word.parse() {
-        Ok(seconds) if 0.0 < seconds && seconds <= 3600.0 => Ok(seconds),
-        _ => Err(format!("{word:?} is no number of seconds above 0 and up to 3600")),
-    }
-}
-
 /// Runs each contender for `seconds` in blocks sized by `short`'s medians. Collective; every rank
 /// gets the same result.
 pub(crate) fn sustain(
     contenders: &mut dyn Contenders,
     comm: &Communicator,
-    short: &Measured,
+    short: &Each<Times>,
     seconds: f64,
 ) -> anyhow::Result<Sustained> {
     let length = BLOCK_SECONDS.min(seconds);

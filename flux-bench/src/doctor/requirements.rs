@@ -3,6 +3,7 @@
 //! Invariant: a minimum is the constant by which the library refuses what is older.
 
 use crate::harness::gpu;
+use crate::machine::{cuda_version, library_version};
 use flux_cuda::ComputeCapability;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_transport::internal::nccl;
@@ -35,7 +36,7 @@ pub(super) fn lines() -> Vec<String> {
 fn needed() -> [String; 4] {
     let (driver, nvrtc) = (flux_cuda::OLDEST_DRIVER, Nvrtc::OLDEST);
     [
-        format!("a driver of CUDA {}.{} or newer", driver / 1000, driver % 1000 / 10),
+        format!("a driver of CUDA {} or newer", cuda_version(driver)),
         format!("a GPU of compute capability {}", gpu::kernels::CAPABILITIES),
         format!("NVRTC {nvrtc} or newer, of no newer major version than the driver's"),
         format!(
@@ -61,7 +62,7 @@ impl Facts {
 
     fn driver(&self) -> Result<String, String> {
         let version = self.driver.ok_or(NONE)?;
-        let words = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
+        let words = format!("CUDA {}", cuda_version(version));
         if version < flux_cuda::OLDEST_DRIVER {
             Err(format!("the driver's is {words}: update the driver"))
         } else {
@@ -95,7 +96,7 @@ impl Facts {
 
     fn nccl(&self) -> Result<String, String> {
         let version = self.nccl.ok_or(NONE)?;
-        nccl::supported(version).map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100))
+        nccl::supported(version).map(library_version)
     }
 }
 

@@ -7,13 +7,14 @@ use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::scaled::Part;
 use crate::harness::{Buffer, Fill, HostBuffer, elements, room};
+use crate::machine;
 use anyhow::Context;
 use bytemuck::Zeroable;
 use flux_core::Rank;
 use flux_cuda::CudaDevice;
 use flux_kernels::{Element, TensorElement};
 use flux_ops::FusedLinear;
-use flux_transport::{Communicator, Stream};
+use flux_transport::{Communicator, Select, Stream, World};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,12 @@ impl RankContext {
             .map(|ordinal| Gpu::open(&CudaDevice::open(ordinal)?))
             .transpose()?;
         Ok(Self { comm, gpu })
+    }
+
+    /// Of a rank of `world` that has its device to itself. Collective.
+    pub(crate) fn connect(world: &World, transport: Select) -> anyhow::Result<Self> {
+        let options = machine::options(transport, world.local_rank(), 1);
+        Self::new(Communicator::connect_blocking(world, options)?)
     }
 
     /// The communicator.

@@ -6,6 +6,7 @@
 mod context;
 mod defect;
 pub(crate) mod epilogue;
+mod exchange;
 pub(crate) mod gpu;
 mod memory;
 mod op;
@@ -20,6 +21,7 @@ mod verdict;
 pub use context::RankContext;
 pub(crate) use defect::Defect;
 pub use epilogue::EpilogueArgs;
+pub(crate) use exchange::told;
 pub use flux_kernels::harness::Fill;
 pub(crate) use flux_kernels::harness::data;
 pub(crate) use flux_kernels::harness::data::{elements, y_window};

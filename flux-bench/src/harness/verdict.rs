@@ -1,6 +1,6 @@
 //! What a comparison with the reference finds.
 
-use anyhow::Context;
+use super::told;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Nodes, OpKind};
 use flux_testkit::reference::Finished;
@@ -86,37 +86,25 @@ impl Verdict {
 
     /// What all ranks found. Collective.
     pub(crate) fn of_all_ranks(self, comm: &Communicator) -> anyhow::Result<Self> {
-        let all = comm.exchange(&self.to_bytes())?;
-        let verdict = all.iter().try_fold(Self::default(), |sum, said| {
-            Self::from_bytes(said).map(|verdict| sum.merge(verdict))
-        });
-        verdict.context("a rank is of another version of this program")
+        let all = told(comm, self.words())?;
+        Ok(all.into_iter().map(Self::of_words).fold(Self::default(), Self::merge))
     }
 
     /// To send to other ranks.
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let first = self
+    fn words(self) -> [u64; 7] {
+        let [rank, weight, row, col] = self
             .first
-            .map_or([u32::MAX; 4], |Violation { rank, weight, row, col }| [rank, weight, row, col]);
+            .map_or([u64::MAX; 4], |at| [at.rank, at.weight, at.row, at.col].map(u64::from));
         let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
-        let words = [error, reference, self.violations].map(u64::to_le_bytes);
-        [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
+        [error, reference, self.violations, rank, weight, row, col]
     }
 
-    /// What another rank has sent; `None` for what is none.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 16)?;
-        let [error, reference, violations] =
-            <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
-        let [rank, weight, row, col] =
-            <[[u8; 4]; 4]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
-        let first = (rank != u32::MAX).then_some(Violation { rank, weight, row, col });
-        Some(Self {
-            max_error: f64::from_bits(error),
-            max_reference: f64::from_bits(reference),
-            violations,
-            first,
-        })
+    /// What another rank has sent.
+    fn of_words([error, reference, violations, at @ ..]: [u64; 7]) -> Self {
+        let [rank, weight, row, col] = at.map(|number| number as u32);
+        let first = (at[0] != u64::MAX).then_some(Violation { rank, weight, row, col });
+        let [max_error, max_reference] = [error, reference].map(f64::from_bits);
+        Self { max_error, max_reference, violations, first }
     }
 
     /// Keeps the violations alone: errors of integers say nothing of random data.
@@ -162,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_survives_the_trip_as_bytes() {
+    fn a_verdict_survives_the_trip_to_another_rank() {
         let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
         let wrong = Verdict {
             violations: 1 << 40,
@@ -170,9 +158,7 @@ mod tests {
             ..right
         };
         for verdict in [right, wrong] {
-            assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
+            assert_eq!(Verdict::of_words(verdict.words()), verdict);
         }
-        let bytes = wrong.to_bytes();
-        assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
     }
 }

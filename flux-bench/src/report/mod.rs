@@ -98,55 +98,38 @@ pub struct Row {
     pub late: Late,
     /// Enqueue times of the slowest host; absent where the host computes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub enqueue_ms: Option<Enqueue>,
+    pub enqueue_ms: Option<Each<Times>>,
     /// Calls back to back, where they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<Sustained>,
 }
 
-/// The four contenders' times, over the same rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+/// Something of each of the four contenders.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Each<T> {
     /// The fused op.
-    pub op: Times,
+    pub op: T,
     /// The GEMM alone.
-    pub gemm: Times,
+    pub gemm: T,
     /// The collective alone.
-    pub comm: Times,
+    pub comm: T,
     /// One after the other.
-    pub serial: Times,
-    /// Rounds that are not among them.
-    pub late: Late,
-    /// What hosts take to enqueue them.
-    pub enqueue: Option<Enqueue>,
+    pub serial: T,
 }
 
-/// Enqueue times of each contender in milliseconds: calls back to back cannot be faster.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Enqueue {
-    /// The fused op.
-    pub op: Times,
-    /// The GEMM alone.
-    pub gemm: Times,
-    /// The collective alone.
-    pub comm: Times,
-    /// One after the other.
-    pub serial: Times,
+/// The contenders' times, over the same rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    pub times: Each<Times>,
+    /// Rounds that are not among them.
+    pub late: Late,
+    /// What hosts take to enqueue them: calls back to back cannot be faster.
+    pub enqueue: Option<Each<Times>>,
 }
 
 /// Rounds left out of a contender's times, because a host had not enqueued the call in time. Where
 /// they are the majority none is left out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Late {
-    /// The fused op's.
-    pub op: u32,
-    /// The GEMM's.
-    pub gemm: u32,
-    /// The collective's.
-    pub comm: u32,
-    /// Those of one after the other.
-    pub serial: u32,
-}
+pub(crate) type Late = Each<u32>;
 
 impl Late {
     /// Rounds that are in a contender's times, of `rounds` of which so many were late.
@@ -176,15 +159,16 @@ impl Row {
         verified: Verified,
         samples: u32,
     ) -> Self {
-        let [op, gemm, serial] = [measured.op, measured.gemm, measured.serial].map(milliseconds);
+        let Measured { times, late, enqueue: enqueue_ms } = measured;
+        let [op, gemm, serial] = [times.op, times.gemm, times.serial].map(milliseconds);
         Self {
             head: Head::new(model, problem),
             plan,
             execution: None,
-            t_op_ms: measured.op,
-            t_gemm_ms: measured.gemm,
-            t_comm_ms: measured.comm,
-            t_serial_ms: measured.serial,
+            t_op_ms: times.op,
+            t_gemm_ms: times.gemm,
+            t_comm_ms: times.comm,
+            t_serial_ms: times.serial,
             ect_ms: metrics::ect(op, gemm) * 1e3,
             overlap_efficiency: metrics::overlap_efficiency(op, gemm, serial),
             tflops: metrics::tflops(problem.flop_per_rank(), op),
@@ -192,8 +176,8 @@ impl Row {
             verified: verified.ok,
             serial_m: None,
             samples,
-            late: measured.late,
-            enqueue_ms: measured.enqueue,
+            late,
+            enqueue_ms,
             sustained: None,
         }
     }

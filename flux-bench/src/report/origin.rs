@@ -2,7 +2,7 @@
 
 use super::{command_line, commit, now};
 use crate::harness::gpu;
-use crate::machine::Machine;
+use crate::machine::{self, Ranks};
 use serde::{Deserialize, Serialize};
 
 /// What is needed to judge a run and to repeat it.
@@ -29,19 +29,29 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Of a run of this process on `machine`, which ends now.
-    pub fn of(machine: &Machine) -> Self {
+    /// Of a run of this process that ends now, of `ranks` ranks as threads or processes.
+    pub(crate) fn of(on_gpus: bool, ranks: u32, as_what: Ranks) -> Self {
+        let host = || format!("host ({ranks} ranks as {as_what} on {} cores)", machine::cores());
+        let gpu = || flux_cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name);
+        // A process may see its own GPU only.
+        let gpus =
+            if as_what == Ranks::Processes { ranks } else { ranks.min(machine::gpu_count()) };
         Self {
-            device: machine.device.clone(),
-            gpus: machine.gpus,
-            driver: machine.driver.clone(),
-            cuda: machine.cuda.clone(),
+            device: if on_gpus { gpu() } else { host() },
+            gpus: if on_gpus { gpus } else { 0 },
+            driver: on_gpus.then(machine::driver).flatten(),
+            cuda: on_gpus.then(machine::cuda).flatten(),
             cublaslt: None,
             nvrtc: None,
             commit: commit().to_owned(),
             date: now(),
             command: command_line(),
         }
+    }
+
+    /// The version of NCCL, for runs on GPUs.
+    pub(crate) fn nccl(&self) -> Option<String> {
+        (self.gpus > 0).then(machine::nccl).flatten()
     }
 
     /// With the versions of cuBLASLt and NVRTC, for runs on GPUs.

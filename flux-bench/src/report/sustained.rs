@@ -3,7 +3,7 @@
 //! Invariant: both efficiencies follow one formula, so their difference is the machine's.
 
 use super::table::stands_out;
-use super::{Head, Measured, Row, milliseconds, ms, resolved};
+use super::{Each, Head, Row, milliseconds, ms, resolved};
 use crate::harness::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ impl Sustained {
         seconds: f64,
         blocks: u32,
         [t_op_ms, t_gemm_ms, t_serial_ms]: [Times; 3],
-        short: &Measured,
+        short: &Each<Times>,
     ) -> Self {
         let efficiency = |op, gemm, serial| {
             metrics::overlap_efficiency(milliseconds(op), milliseconds(gemm), milliseconds(serial))
@@ -86,7 +86,6 @@ pub(crate) fn table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Late;
 
     fn flat(ms: f64) -> Times {
         Times { p10: ms, median: ms, p90: ms }
@@ -94,14 +93,7 @@ mod tests {
 
     #[test]
     fn the_difference_is_that_of_two_efficiencies() {
-        let short = Measured {
-            op: flat(1.1),
-            gemm: flat(1.0),
-            comm: flat(0.5),
-            serial: flat(1.5),
-            late: Late::default(),
-            enqueue: None,
-        };
+        let short = Each { op: flat(1.1), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5) };
         let sustained = Sustained::new(20.0, 40, [flat(1.3), flat(1.1), flat(1.6)], &short);
         assert!((sustained.overlap_efficiency.unwrap() - 0.6).abs() < 1e-9, "{sustained:?}");
         assert!((sustained.difference.unwrap() + 0.2).abs() < 1e-9, "{sustained:?}");

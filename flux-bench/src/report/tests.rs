@@ -16,10 +16,7 @@ fn report() -> Report {
     )
     .unwrap();
     let measured = Measured {
-        op: flat(1.73),
-        gemm: flat(1.6),
-        comm: flat(0.57),
-        serial: flat(2.12),
+        times: Each { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) },
         late: Late::default(),
         enqueue: None,
     };
@@ -161,12 +158,8 @@ fn what_hosts_take_to_enqueue_is_told_where_it_was_measured() {
         ),
         ("-", None)
     );
-    report.rows[0].enqueue_ms = Some(Enqueue {
-        op: flat(0.012),
-        gemm: flat(0.004),
-        comm: flat(0.009),
-        serial: flat(0.013),
-    });
+    report.rows[0].enqueue_ms =
+        Some(Each { op: flat(0.012), gemm: flat(0.004), comm: flat(0.009), serial: flat(0.013) });
     assert_eq!(cell(&report), "0.012");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["rows"][0]["enqueue_ms"]["serial"]["p90"], 0.013);
@@ -203,15 +196,12 @@ fn an_efficiency_of_few_samples_is_not_shown() {
         assert_eq!(table(&report).contains("  75.0  "), shown, "{late} late: {}", table(&report));
     }
     let measured = Measured {
-        op: flat(1.73),
-        gemm: flat(1.6),
-        comm: flat(0.57),
-        serial: flat(2.12),
+        times: Each { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12) },
         late: Late::default(),
         enqueue: None,
     };
     let sustained =
-        |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
+        |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured.times);
     for (blocks, shown) in [(2, false), (5, true)] {
         report.rows[0].sustained = Some(sustained(blocks));
         assert_eq!(table(&report).contains(" 80.0 "), shown, "{blocks}: {}", table(&report));

@@ -29,7 +29,7 @@ use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::{Element, with_elements};
 use flux_ops::GateLayout;
-use flux_transport::{Communicator, Select, World};
+use flux_transport::{Select, World};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -130,11 +130,7 @@ fn compute<X: Element, Y: Element>(
 ) -> anyhow::Result<()> {
     let (n, k) = (problem.n() as usize, problem.k() as usize);
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(
-            world,
-            machine::options(args.transport, world.local_rank(), 1),
-        )?;
-        let ctx = RankContext::new(comm)?;
+        let ctx = RankContext::connect(world, args.transport)?;
         let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
         let op = build_with(problem, ctx.comm(), overrides, epilogue)?;
         let mut set = ctx.operand_set_with::<X, Y>(problem, epilogue)?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::atomic_file;
 use crate::harness::Times;
 use crate::record::{read_ops as read, read_peers};
-use crate::report::{Late, Measured, PEERS_SCHEMA, Row, SCHEMA, Verified};
+use crate::report::{Each, Late, Measured, PEERS_SCHEMA, Row, SCHEMA, Verified};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use std::fs;
 
@@ -16,10 +16,7 @@ fn row(op: OpKind, m: usize, op_ms: f64) -> Row {
     let problem =
         Problem::new(op, m, 49152, 12288, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
     let measured = Measured {
-        op: flat(op_ms),
-        gemm: flat(1.0),
-        comm: flat(0.5),
-        serial: flat(1.5),
+        times: Each { op: flat(op_ms), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5) },
         late: Late::default(),
         enqueue: None,
     };

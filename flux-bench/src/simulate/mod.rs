@@ -48,10 +48,7 @@ pub(crate) struct Args {
     )]
     pub against: Option<PathBuf>,
     /// Simulate the set-ups of the FLUX paper, and show the published figures beside them
-    #[arg(
-        long,
-        conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine", "drawn"],
-    )]
+    #[arg(long, conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine", "drawn"])]
     pub published: bool,
     /// Write the rows to this file, as JSON; `-` is the standard output, and the table then goes to
     /// the standard error

@@ -33,7 +33,7 @@ use flux_cuda::DeviceBlock;
 use flux_kernels::{Element, with_elements};
 use flux_ops::Timeline;
 use flux_transport::internal::nccl::{Comm, UniqueId};
-use flux_transport::{Communicator, Select, World};
+use flux_transport::{Select, World};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -65,11 +65,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Calls; the last one is shown
-    #[arg(
-        long,
-        default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
-    )]
+    #[arg(long, default_value_t = 20, value_parser = limits::samples())]
     pub calls: u32,
     /// Write the time line to this file, as trace events in JSON
     #[arg(long, value_name = "FILE")]
@@ -183,11 +179,7 @@ fn record<X: Element, Y: Element>(
     args: &Args,
     id: Option<UniqueId>,
 ) -> anyhow::Result<Traced> {
-    let comm = Communicator::connect_blocking(
-        local,
-        machine::options(args.transport, local.local_rank(), 1),
-    )?;
-    let ctx = RankContext::new(comm)?;
+    let ctx = RankContext::connect(local, args.transport)?;
     let line = LineUp::new(&ctx, problem, id)?;
     let op = build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
     let mut sets =

@@ -5,7 +5,6 @@
 
 mod rank;
 
-use crate::end;
 use crate::harness::ranks;
 use crate::launch;
 use crate::machine;
@@ -14,7 +13,7 @@ use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
 use flux_core::{Numerics, Partials, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};
-use flux_transport::{Select, World, WorldError};
+use flux_transport::{Select, World};
 use rank::TuneSummary;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,14 +97,8 @@ fn budget(word: &str) -> Result<Duration, String> {
 /// Tunes, prints each row and a summary, and says whether every row that was begun has a plan.
 /// Inside a launch this process is one of the ranks, and rank 0 prints.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
-    match World::from_env() {
-        Ok(world) => {
-            return Ok(
-                launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
-            );
-        }
-        Err(WorldError::NoLauncher) => {}
-        Err(error) => return Err(error.into()),
+    if let Some(right) = launch::as_rank(|world| launched(args, world))? {
+        return Ok(right);
     }
     let on_gpus = machine::uses_gpus(args.transport)?;
     let job = TuneJob::new(

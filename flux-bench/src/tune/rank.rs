@@ -31,10 +31,8 @@ pub(super) struct TuneSummary {
 /// Tunes all layers; collective.
 pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     let begun = Instant::now();
-    let comm = Communicator::connect_blocking(
-        world,
-        machine::options(job.transport, world.local_rank(), 1),
-    )?;
+    let options = machine::options(job.transport, world.local_rank(), 1);
+    let comm = Communicator::connect_blocking(world, options)?;
     let first = world.rank().get() == 0;
     let bar = progress::bar(job.layers.len() as u64, "rows", first);
     if first {

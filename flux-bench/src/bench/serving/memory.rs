@@ -2,7 +2,7 @@
 //!
 //! Invariant: what the communicator says it holds for itself, which is bounded, is no growth.
 
-use crate::harness::RankContext;
+use crate::harness::{RankContext, told};
 use crate::report::{Held, HeldMemory};
 use anyhow::Context;
 use std::fs;
@@ -51,21 +51,10 @@ fn resident() -> anyhow::Result<u64> {
 /// Of the rank where it has grown most, from the moments before, amid and after the calls.
 /// Collective.
 pub(super) fn worst(ctx: &RankContext, moments: [Moment; 3]) -> anyhow::Result<HeldMemory> {
-    let words = moments.map(Moment::words);
-    let all = ctx.comm().exchange(bytemuck::cast_slice(words.as_flattened()))?;
-    let ranks: Vec<Vec<u64>> = all
-        .iter()
-        .map(|said| said.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect())
-        .collect();
-    anyhow::ensure!(
-        ranks.iter().all(|rank| rank.len() == 12),
-        "a rank is of another version of this program"
-    );
-    let of = |rank: &Vec<u64>, at: usize| {
-        Held::new(
-            [rank[at], rank[at + 4], rank[at + 8]],
-            rank[at + 10].saturating_sub(rank[at + 6]),
-        )
+    let ranks = told(ctx.comm(), moments.map(Moment::words))?;
+    let of = |[before, amid, after]: &[[u64; 4]; 3], at: usize| {
+        let accounted = after[at + 2].saturating_sub(amid[at + 2]);
+        Held::new([before[at], amid[at], after[at]], accounted)
     };
     let most = |at: usize| {
         ranks.iter().map(|rank| of(rank, at)).max_by_key(|held| held.grown).context("no ranks")

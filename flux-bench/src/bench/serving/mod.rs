@@ -11,7 +11,8 @@ pub(crate) use trace::{Source, Trace, rows};
 use super::measure::{AnyRows, Contender, lasts};
 use super::{BenchCase, SEED, WARM_UP};
 use crate::harness::{
-    Defect, Fill, OperandSet, Operands, RankContext, Span, Verdict, data, percentile, y_window,
+    Defect, Fill, OperandSet, Operands, RankContext, Span, Verdict, data, percentile, told,
+    y_window,
 };
 use crate::out;
 use crate::report::{Head, HostTime, ServingRow};
@@ -121,21 +122,12 @@ pub(super) fn serve(
         total_serial_ms: serial.0,
         host_us: op.1,
         host_serial_us: serial.1,
-        late: summed(comm, u64::from(late))?,
+        late: told(comm, u64::from(late))?.into_iter().sum(),
         memory,
-        checked: summed(comm, checked)?,
+        checked: told(comm, checked)?.into_iter().sum(),
         max_rel_err: verdict.max_rel_err(),
         verified: verdict.ok(),
     })
-}
-
-/// Over all ranks. Collective.
-fn summed(comm: &Communicator, mine: u64) -> anyhow::Result<u64> {
-    Ok(comm
-        .exchange(&mine.to_le_bytes())?
-        .iter()
-        .map(|said| bytemuck::pod_read_unaligned::<u64>(said))
-        .sum())
 }
 
 /// Rows and columns of `rank`'s output that a call is checked at; none where it has no rows.

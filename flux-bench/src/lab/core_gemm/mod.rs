@@ -33,10 +33,9 @@ use crate::harness::PlannedLayer;
 use crate::harness::gpu::{Gpu, kernels};
 use crate::launch;
 use crate::limits;
-use crate::machine;
 use crate::out;
 use crate::plan::PlanArgs;
-use crate::report::{self as bench_report, check_json};
+use crate::report::{Origin, Ranks, check_json, deliver};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 
@@ -60,12 +59,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub plan: PlanArgs,
     /// Rounds
-    #[arg(
-        long,
-        visible_alias = "rounds",
-        default_value_t = 30,
-        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
-    )]
+    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = limits::samples())]
     pub samples: u32,
     /// Calls of a round, back to back on the stream. With more than one, T_order and T_flags include
     /// raising the later calls' signals
@@ -97,13 +91,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         .iter()
         .map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string()))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
-    let report = CoreReport {
-        schema: SCHEMA,
-        origin: bench_report::Origin::of(&machine).with_libraries(),
-        rows,
-    };
-    bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
+    let origin = Origin::of(true, 1, Ranks::Threads).with_libraries();
+    let report = CoreReport { schema: SCHEMA, origin, rows };
+    deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 

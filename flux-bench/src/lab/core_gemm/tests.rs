@@ -467,7 +467,7 @@ fn report() -> CoreReport {
     let row = CoreRow::new(&case, "128x256x64".into(), measured, verdict, 30);
     CoreReport {
         schema: SCHEMA,
-        origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"),
+        origin: Origin::of_a_test("a device", 1, "flux-bench core"),
         rows: vec![row],
     }
 }

@@ -42,33 +42,16 @@ pub(crate) struct Args {
     )]
     pub ranks: u32,
     /// Ranks that are killed
-    #[arg(
-        long,
-        default_value_t = 50,
-        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
-    )]
+    #[arg(long, default_value_t = 50, value_parser = limits::faults())]
     pub kills: u32,
     /// Ranks that are stopped, every second one for longer than the deadline
-    #[arg(
-        long,
-        default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
-    )]
+    #[arg(long, default_value_t = 20, value_parser = limits::faults())]
     pub stops: u32,
     /// Ranks that stay away from a call
-    #[arg(
-        long,
-        default_value_t = 10,
-        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
-    )]
+    #[arg(long, default_value_t = 10, value_parser = limits::faults())]
     pub missing: u32,
     /// Ranks on each GPU, to have many on few: they take turns on it
-    #[arg(
-        long,
-        default_value_t = 1,
-        value_name = "RANKS",
-        value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU),
-    )]
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = limits::ranks_per_gpu())]
     pub ranks_per_gpu: u32,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
@@ -78,22 +61,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// The ranks' deadline; 1000 on the host, 2000 on GPUs, 5000 over nccl and mixed where left out
-    #[arg(
-        long,
-        value_name = "MILLISECONDS",
-        value_parser = clap::value_parser!(u64).range(1..=limits::DEADLINE_MS),
-    )]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = limits::deadline_ms())]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// How long a rank may take to answer beyond its deadlines; then its threads are shown
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 20,
-        value_parser = clap::value_parser!(u64).range(..=limits::SECONDS),
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = limits::seconds(0))]
     pub patience: u64,
     #[command(flatten)]
     defects: Defects,

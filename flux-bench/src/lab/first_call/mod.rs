@@ -18,7 +18,7 @@ use crate::launch;
 use crate::limited;
 use crate::limits;
 use crate::machine;
-use crate::report as bench_report;
+use crate::report::{Origin, Ranks, check_json, deliver};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, bail};
 use flux_kernels::with_element;
@@ -47,12 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 60,
-        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = limits::seconds(1))]
     pub limit: u64,
     /// Time the one shape that is given in this very process, and write its row to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "at_most", "limit"])]
@@ -83,22 +78,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         write_row(&first_call(&case.name, &case.problem, args.transport, args.defect)?, path)?;
         return Ok(true);
     }
-    bench_report::check_json(args.json.as_deref())?;
+    check_json(args.json.as_deref())?;
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
     let rows = cases
         .iter()
         .map(|case| in_a_process(args, case, tp, folder.path()))
         .collect::<anyhow::Result<Vec<_>>>()?;
-    let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
-    let report = FirstCallReport {
-        schema: SCHEMA,
-        origin: bench_report::Origin::of(&machine),
-        at_most,
-        rows,
-    };
-    bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
+    let origin = Origin::of(on_gpus, tp, Ranks::Threads);
+    let report = FirstCallReport { schema: SCHEMA, origin, at_most, rows };
+    deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.kept())
 }
 

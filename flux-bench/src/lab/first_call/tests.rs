@@ -21,7 +21,7 @@ fn row(first_call_ms: f64) -> FirstCallRow {
 fn report(rows: Vec<FirstCallRow>) -> FirstCallReport {
     FirstCallReport {
         schema: SCHEMA,
-        origin: crate::report::Origin::of_a_test("a device", 2, "flux-bench first-call"),
+        origin: Origin::of_a_test("a device", 2, "flux-bench first-call"),
         at_most: Some(2.0),
         rows,
     }

@@ -6,15 +6,14 @@
 
 use super::FirstCallRow;
 use crate::harness::Fill;
-use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Times, build, ranks};
-use crate::machine;
+use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Times, build, ranks, told};
 use crate::plan::Overrides;
 use crate::report::Head;
 use anyhow::{Context, ensure};
 use flux_core::Problem;
 use flux_kernels::Element;
 use flux_ops::FusedLinear;
-use flux_transport::{Communicator, Select, World};
+use flux_transport::{Select, World};
 use std::time::{Duration, Instant};
 
 /// From the ranks' agreement to the call: time to enqueue a call that has nothing to load.
@@ -41,11 +40,7 @@ pub(super) fn first_call<T: Element>(
 ) -> anyhow::Result<FirstCallRow> {
     let origin = Instant::now();
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(
-            world,
-            machine::options(transport, world.local_rank(), 1),
-        )?;
-        let ctx = RankContext::new(comm)?;
+        let ctx = RankContext::connect(world, transport)?;
         let mut set = ctx.operand_set::<T, T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         ctx.poison_results(&mut set)?;
@@ -95,10 +90,8 @@ fn call<T: Element>(
     ctx.sync(op)?;
     ctx.comm().barrier()?;
     // Ranks are threads: they read one clock. Everybody waits for the last one's word.
-    let mine = (origin.elapsed().as_nanos() as u64).to_le_bytes();
-    let all = ctx.comm().exchange(&mine)?;
-    let agreed =
-        all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().context("no ranks")?;
+    let now = told(ctx.comm(), origin.elapsed().as_nanos() as u64)?;
+    let agreed = now.into_iter().max().context("no ranks")?;
     let start = Duration::from_nanos(agreed) + LEAD;
     ctx.delay(start.saturating_sub(origin.elapsed()))?;
 

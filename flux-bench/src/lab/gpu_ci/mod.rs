@@ -29,12 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     pub dist: PathBuf,
     /// Seconds after which a step is killed
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 600,
-        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = limits::seconds(1))]
     pub limit: u64,
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]

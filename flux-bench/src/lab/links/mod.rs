@@ -23,12 +23,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
-    #[arg(
-        long,
-        visible_alias = "rounds",
-        default_value_t = 20,
-        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
-    )]
+    #[arg(long, visible_alias = "rounds", default_value_t = 20, value_parser = limits::samples())]
     pub samples: u32,
 }
 
@@ -57,8 +52,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     flux_cuda::available().context("links are those of GPUs")?;
     check_json(args.json.as_deref())?;
     let rigs = rig::open_all()?;
-    let machine = crate::machine::describe(true, rigs.len() as u32, Ranks::Threads);
-    out::line(&format_args!("{}, {} GPUs\n", machine.device, machine.gpus));
+    let origin = || Origin::of(true, rigs.len() as u32, Ranks::Threads);
+    out::line(&format_args!("{}, {} GPUs\n", origin().device, origin().gpus));
     let mut rows = Vec::new();
     let samples = args.samples as usize;
     let mut report = |link: Link| {
@@ -79,7 +74,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     if let Some(path) = &args.json {
-        let table = LinkTable { schema: crate::report::SCHEMA, origin: Origin::of(&machine), rows };
+        let table = LinkTable { schema: crate::report::SCHEMA, origin: origin(), rows };
         write_json(path, &table)?;
     }
     Ok(())

@@ -33,20 +33,10 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Rounds
-    #[arg(
-        long,
-        visible_alias = "rounds",
-        default_value_t = 30,
-        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
-    )]
+    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = limits::samples())]
     pub samples: u32,
     /// Seconds after which the peers are ended, and the run has failed
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 300,
-        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
-    )]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = limits::seconds(1))]
     pub limit: u64,
     /// Add a residual and normalise the rows behind each of them, by PyTorch's compiler. Of gemm_rs
     /// and gemm_ar
@@ -67,10 +57,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let job = job(args, tp)?;
     ensure!(tp <= gpus, "--tp {tp} needs as many GPUs, and this process sees {gpus}");
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
-    let machine = machine::describe(true, tp, Ranks::Threads);
     let report = PeersReport {
         schema: PEERS_SCHEMA,
-        origin: Origin::of(&machine),
+        origin: Origin::of(true, tp, Ranks::Threads),
         nccl: versions.nccl,
         torch: versions.torch,
         rows,

@@ -19,7 +19,6 @@ mod random;
 
 pub(super) use cases::{SoakCase, matrix};
 
-use crate::end;
 use crate::harness::{Defect, RankContext, ops_on, ranks};
 use crate::launch;
 use crate::limits;
@@ -29,7 +28,7 @@ use crate::plan::Overrides;
 use crate::shapes;
 use anyhow::ensure;
 use flux_kernels::with_elements;
-use flux_transport::{Communicator, Options, Select, World, WorldError};
+use flux_transport::{Communicator, Options, Select, World};
 use phases::{SoakResult, SoakRun};
 use std::time::Instant;
 
@@ -43,11 +42,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Calls in a row at each shape
-    #[arg(
-        long,
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u64).range(1..=limits::CALLS),
-    )]
+    #[arg(long, default_value_t = 64, value_parser = limits::calls())]
     pub calls: u64,
     /// Few calls, and no shape of a whole model
     #[arg(long, conflicts_with = "calls")]
@@ -56,12 +51,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub processes: bool,
     /// Ranks on each GPU: as threads they divide it, as processes they take turns
-    #[arg(
-        long,
-        default_value_t = 1,
-        value_name = "RANKS",
-        value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU),
-    )]
+    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = limits::ranks_per_gpu())]
     pub ranks_per_gpu: u32,
     /// Nodes that the ranks are dealt to, for transports auto, host and mixed
     #[arg(long, value_name = "NODES")]
@@ -73,7 +63,7 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_name = "MINUTES",
-        value_parser = random::minutes,
+        value_parser = limits::length("minutes", 10_000.0),
         conflicts_with_all = ["calls", "quick", "only"],
     )]
     pub random: Option<f64>,
@@ -103,17 +93,14 @@ fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
 
 /// Runs the matrix and says whether all of it passed. Inside a launch this process is one rank.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
-    match World::from_env() {
-        Ok(world) => {
-            let checked = launch::agree(args.tp, &world)
-                .and_then(|()| check(args, machine::uses_gpus(args.transport)?));
-            let passed = checked.and_then(|()| soak_rank(args, &world));
-            let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
-            // A launcher would end rank 0 amid its output when another rank fails.
-            return Ok(passed || world.rank().get() > 0);
-        }
-        Err(WorldError::NoLauncher) => {}
-        Err(error) => return Err(error.into()),
+    let launched = launch::as_rank(|world| {
+        launch::agree(args.tp, world)?;
+        check(args, machine::uses_gpus(args.transport)?)?;
+        // A launcher would end rank 0 amid its output when another rank fails.
+        Ok(soak_rank(args, world)? || world.rank().get() > 0)
+    })?;
+    if let Some(passed) = launched {
+        return Ok(passed);
     }
     let on_gpus = machine::uses_gpus(args.transport)?;
     check(args, on_gpus)?;

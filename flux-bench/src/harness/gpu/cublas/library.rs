@@ -3,6 +3,7 @@
 //! Invariant: a [`Library`] has every entry point and stays loaded. Results are plain integers, as
 //! a newer library may return unknown codes.
 
+use crate::machine::library_version;
 use flux_core::Scales;
 use flux_cuda::library::{self, Search};
 use std::ffi::{c_int, c_void};
@@ -32,16 +33,11 @@ pub enum CublasError {
     #[error(
         "cuBLASLt {} has no GEMM with scales by {scales}: {why}; scales of rows and blocks need \
          cuBLAS 12.9 or later and a GPU of compute capability 9.0",
-        worded(*version)
+        library_version(*version as u32)
     )]
     Scales { scales: Scales, version: usize, why: Box<CublasError> },
     #[error(transparent)]
     Device(#[from] flux_cuda::CudaError),
-}
-
-/// A version of the library, as in `13.1.0`.
-pub(super) fn worded(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// `cublasLtMatmulAlgo_t`: opaque, copied freely.

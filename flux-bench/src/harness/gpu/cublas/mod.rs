@@ -7,11 +7,12 @@ mod library;
 pub use gemm::{Gemm, GemmOperands, GemmShape};
 pub(crate) use library::CublasError;
 
+use crate::machine::library_version;
 use std::path::PathBuf;
 
 /// The library's version, as in `13.1.0`.
 pub(crate) fn version() -> Result<String, CublasError> {
-    available().map(|(_, version)| library::worded(version))
+    available().map(|(_, version)| library_version(version as u32))
 }
 
 /// The cuBLASLt of this process: its file, and its version as `10000 * major + 100 * minor +

@@ -8,8 +8,8 @@ mod tests;
 
 use super::phases::{self, SoakResult, SoakRun};
 use super::{Args, exchange};
-use crate::harness::RankContext;
 use crate::harness::gpu::kernels;
+use crate::harness::{RankContext, told};
 use crate::machine;
 use crate::out;
 use anyhow::Context;
@@ -21,14 +21,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How often the first rank says how far it is.
 const SAY: Duration = Duration::from_secs(10);
-
-/// The minutes of a `--random` word.
-pub(super) fn minutes(word: &str) -> Result<f64, String> {
-    match word.parse() {
-        Ok(minutes) if 0.0 < minutes && minutes <= 10_000.0 => Ok(minutes),
-        _ => Err(format!("{word:?} is no number of minutes above 0 and up to 10000")),
-    }
-}
 
 /// One rank's part: one case, or cases until the minutes have passed or one has failed. The kernels
 /// of `at_once` ranks share a GPU. Collective.
@@ -103,8 +95,7 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
 
 /// The first rank's value, on every rank.
 fn agree(ctx: &RankContext, mine: u64) -> anyhow::Result<u64> {
-    let all = ctx.comm().exchange(&mine.to_le_bytes())?;
-    all.first().map(|bytes| bytemuck::pod_read_unaligned(bytes)).context("no ranks")
+    told(ctx.comm(), mine)?.into_iter().next().context("no ranks")
 }
 
 fn of_the_clock() -> u64 {
