@@ -36,20 +36,29 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.list(&items);
     by_op(page, &all);
     page.heading("By record: median speed-up by m");
-    let columns = [
-        Column::Words("record"),
-        Column::Words("options"),
-        Column::Number("ahead"),
-        Column::Number(RANGES[0].0),
-        Column::Number(RANGES[1].0),
-        Column::Number(RANGES[2].0),
-        Column::Number("fastest"),
-        Column::Words("which is"),
-        Column::Number("slowest"),
-        Column::Words("which is"),
-    ];
-    let lines: Vec<Vec<Cell>> = all.iter().map(|(named, report)| line(named, report)).collect();
-    page.table(&columns, &lines);
+    let range = |number: usize| {
+        move |(_, report): &(&Named, &Report)| {
+            let rows = report.rows.iter().filter(|row| RANGES[number].1(row.head.m));
+            Cell::Gain(median(rows.map(speed_up).collect()))
+        }
+    };
+    let gain = |row: Option<&Row>| Cell::Gain(row.map(speed_up));
+    let which = |row: Option<&Row>| row.map_or_else(String::new, |r| r.head.to_string()).into();
+    page.columns(
+        &all,
+        &[
+            (Column::Words("record"), &|(named, _)| Cell::link(&named.name)),
+            (Column::Words("options"), &|(_, report)| options(report).join(", ").into()),
+            (Column::Number("ahead"), &|(_, report)| ahead(report).into()),
+            (Column::Number(RANGES[0].0), &range(0)),
+            (Column::Number(RANGES[1].0), &range(1)),
+            (Column::Number(RANGES[2].0), &range(2)),
+            (Column::Number("fastest"), &|(_, report)| gain(fastest(report))),
+            (Column::Words("which is"), &|(_, report)| which(fastest(report))),
+            (Column::Number("slowest"), &|(_, report)| gain(slowest(report))),
+            (Column::Words("which is"), &|(_, report)| which(slowest(report))),
+        ],
+    );
     page.paragraph(
         "note",
         "\u{25b2} ahead, \u{25bc} behind, = within half a per cent. Names of records are GPU, \
@@ -167,25 +176,12 @@ pub(super) fn options(report: &Report) -> Vec<&'static str> {
     given.map(|(_, words)| words).collect()
 }
 
-fn line(named: &Named, report: &Report) -> Vec<Cell> {
-    let [few, some, many] = RANGES.map(|(_, of)| {
-        median(report.rows.iter().filter(|row| of(row.head.m)).map(speed_up).collect())
-    });
-    let by_gain = |a: &&Row, b: &&Row| speed_up(a).total_cmp(&speed_up(b));
-    let named_gain = |row: Option<&Row>| {
-        [Cell::Gain(row.map(speed_up)), row.map_or_else(String::new, |r| r.head.to_string()).into()]
-    };
-    let mut cells = vec![
-        Cell::Link { to: named.name.clone(), words: named.name.clone() },
-        options(report).join(", ").into(),
-        ahead(report).into(),
-        Cell::Gain(few),
-        Cell::Gain(some),
-        Cell::Gain(many),
-    ];
-    cells.extend(named_gain(report.rows.iter().max_by(by_gain)));
-    cells.extend(named_gain(report.rows.iter().min_by(by_gain)));
-    cells
+fn fastest(report: &Report) -> Option<&Row> {
+    report.rows.iter().max_by(|a, b| speed_up(a).total_cmp(&speed_up(b)))
+}
+
+fn slowest(report: &Report) -> Option<&Row> {
+    report.rows.iter().min_by(|a, b| speed_up(a).total_cmp(&speed_up(b)))
 }
 
 /// How many rows are ahead, of how many.

@@ -18,6 +18,9 @@ pub(super) enum Column<'a> {
     Number(&'a str),
 }
 
+/// A column, and its cell of a row.
+pub(super) type Of<'a, R> = (Column<'a>, &'a dyn Fn(&R) -> Cell);
+
 /// A cell: plain text, or markup that is made here.
 #[derive(Clone, Debug)]
 pub(super) enum Cell {
@@ -111,6 +114,21 @@ impl Html {
         }
     }
 
+    /// A table of rows, column by column.
+    pub(super) fn columns<R>(&mut self, rows: &[R], columns: &[Of<'_, R>]) {
+        let cells: Vec<Vec<Cell>> =
+            rows.iter().map(|row| columns.iter().map(|(_, cell)| cell(row)).collect()).collect();
+        let columns: Vec<Column<'_>> = columns.iter().map(|(column, _)| *column).collect();
+        self.table(&columns, &cells);
+    }
+
+    /// Content that `words` open and close.
+    pub(super) fn numbers(&mut self, words: &str, content: &Self) {
+        let mut line = Self::default();
+        line.spans(&[("", words)]);
+        self.details(("", "numbers"), false, &line, content);
+    }
+
     pub(super) fn table(&mut self, columns: &[Column<'_>], rows: &[Vec<Cell>]) {
         self.0 += "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>";
         for column in columns {
@@ -162,6 +180,11 @@ impl Html {
 }
 
 impl Cell {
+    /// A link to what has this name on the page.
+    pub(super) fn link(name: &str) -> Self {
+        Self::Link { to: name.to_owned(), words: name.to_owned() }
+    }
+
     fn markup(&self) -> String {
         match self {
             Self::Text(words) => escape(words),

@@ -3,7 +3,7 @@
 use super::html::{Cell, Column, Html};
 use super::{Named, machines};
 use crate::record::{LayerRow, LayersReport, Record};
-use crate::report::ms;
+use crate::report::{dashed, ms};
 use crate::show::layer_charts;
 use flux_core::DType;
 use std::collections::BTreeSet;
@@ -32,28 +32,38 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     for phase in phases(&all) {
         gains(page, &phase, &all);
     }
-    let head = [
-        Column::Words("record"),
-        Column::Words("model"),
-        Column::Words("operands"),
-        Column::Words("phase"),
-        Column::Number("m or batch"),
-        Column::Number("NCCL ms"),
-        Column::Words("by"),
-        Column::Number("flux ms"),
-        Column::Number("gain"),
-        Column::Number("over best"),
-        Column::Number("E %"),
-    ];
-    let rows: Vec<Vec<Cell>> = all
+    let rows: Vec<Compared<'_>> = all
         .iter()
         .flat_map(|(named, report)| report.rows.iter().map(move |row| (*named, row)))
-        .filter_map(|(named, row)| Some(line((named, row, gain(row)?))))
+        .filter_map(|(named, row)| {
+            let (mode, gain) = gain(row)?;
+            Some(Compared { named, row, mode, gain })
+        })
         .collect();
-    let (mut table, mut words) = (Html::default(), Html::default());
-    table.table(&head, &rows);
-    words.spans(&[("", &format!("All {} rows in numbers", rows.len()))]);
-    page.details(("", "numbers"), false, &words, &table);
+    let mut table = Html::default();
+    table.columns(
+        &rows,
+        &[
+            (Column::Words("record"), &|of| Cell::link(&of.named.name)),
+            (Column::Words("model"), &|of| of.row.model.clone().into()),
+            (Column::Words("operands"), &|of| model_of(of.row).1.into()),
+            (Column::Words("phase"), &|of| phase(of.row).into()),
+            (Column::Number("m or batch"), &|of| {
+                of.row.m.or(of.row.batch).map_or_else(String::new, |m| m.to_string()).into()
+            }),
+            (Column::Number("NCCL ms"), &|of| ms(of.base().1).into()),
+            (Column::Words("by"), &|of| LayersReport::title(of.base().0).into()),
+            (Column::Number("flux ms"), &|of| ms(of.flux()).into()),
+            (Column::Number("gain"), &|of| Cell::Gain(Some(of.gain))),
+            (Column::Number("over best"), &|of| {
+                Cell::Gain(of.row.best_other().map(|(_, ms)| ms / of.flux()))
+            }),
+            (Column::Number("E %"), &|of| {
+                dashed(of.row.hidden(of.mode).map(|part| format!("{:.0}", 100.0 * part))).into()
+            }),
+        ],
+    );
+    page.numbers(&format!("All {} rows in numbers", rows.len()), &table);
     page.heading("Every way in bars");
     page.paragraph(
         "note",
@@ -76,6 +86,24 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         let (low, high) = crate::show::extremes(gains.into_iter());
         let sum = format!("{low:.2}x to {high:.2}x");
         machines::block(page, named, (&machines::on(&named.record), &sum), number == 0, &content);
+    }
+}
+
+/// A row with the fastest way of flux, and its gain over the base.
+struct Compared<'a> {
+    named: &'a Named,
+    row: &'a LayerRow,
+    mode: &'a str,
+    gain: f64,
+}
+
+impl Compared<'_> {
+    fn base(&self) -> (&str, f64) {
+        self.row.base().unwrap_or_default()
+    }
+
+    fn flux(&self) -> f64 {
+        self.row.ms[self.mode]
     }
 }
 
@@ -130,7 +158,7 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
             };
             rows().find(is_it).and_then(|(_, row)| both(row)).unwrap_or(Cell::Gain(None))
         }));
-        cells.push(Cell::Link { to: named.name.clone(), words: named.name.clone() });
+        cells.push(Cell::link(&named.name));
         cells
     });
     let cells: Vec<Vec<Cell>> = cells.collect();
@@ -169,22 +197,4 @@ fn gain(row: &LayerRow) -> Option<(&str, f64)> {
     let ways = row.modes().into_iter().filter(|(mode, _)| LayersReport::is_flux(mode));
     let gains = ways.filter_map(|(mode, _)| Some((mode, row.speed_up(mode)?)));
     gains.max_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-fn line((named, row, (mode, gain)): (&Named, &LayerRow, (&str, f64))) -> Vec<Cell> {
-    let flux = row.ms[mode];
-    let (base, base_ms) = row.base().unwrap_or_default();
-    vec![
-        Cell::Link { to: named.name.clone(), words: named.name.clone() },
-        row.model.clone().into(),
-        model_of(row).1.into(),
-        phase(row).into(),
-        row.m.or(row.batch).map_or_else(String::new, |m| m.to_string()).into(),
-        ms(base_ms).into(),
-        LayersReport::title(base).into(),
-        ms(flux).into(),
-        Cell::Gain(Some(gain)),
-        Cell::Gain(row.best_other().map(|(_, ms)| ms / flux)),
-        row.hidden(mode).map_or_else(|| "-".to_owned(), |h| format!("{:.0}", 100.0 * h)).into(),
-    ]
 }

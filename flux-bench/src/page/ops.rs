@@ -1,10 +1,10 @@
 //! Records of ops: a chart for each op and model, and every row in numbers.
 
-use super::html::{Cell, Column, Html};
+use super::html::{Cell, Column, Html, Of};
 use super::{Named, ahead, machines, peers_of};
 use crate::record::Record;
-use crate::report::{PeerRow, PeersReport, Report, ms};
-use crate::show::{charts, efficiency, extremes, legends, speed_up};
+use crate::report::{PeersReport, Report, Row, ms};
+use crate::show::{best_peer, charts, efficiency, extremes, legends, speed_up};
 
 pub(super) fn section(page: &mut Html, records: &[Named]) {
     let mut of = None;
@@ -58,48 +58,27 @@ pub(super) fn on(report: &Report) -> String {
 }
 
 fn numbers(page: &mut Html, report: &Report, peers: Option<&PeersReport>) {
-    let mut columns = vec![
-        Column::Words("op"),
-        Column::Words("model"),
-        Column::Number("m"),
-        Column::Number("T_op ms"),
-        Column::Number("p10 to p90"),
-        Column::Number("T_gemm ms"),
-        Column::Number("T_serial ms"),
-        Column::Number("speed-up"),
-        Column::Number("E %"),
-    ];
-    if peers.is_some() {
-        columns.push(Column::Words("best peer ms"));
-    }
-    let rows: Vec<Vec<Cell>> = report
-        .rows
-        .iter()
-        .map(|row| {
+    let mut columns: Vec<Of<'_, Row>> = vec![
+        (Column::Words("op"), &|row| row.head.op.clone().into()),
+        (Column::Words("model"), &|row| row.head.model.clone().into()),
+        (Column::Number("m"), &|row| {
             let padded = row.serial_m.map_or_else(String::new, |m| format!(" (serial {m})"));
-            let mut cells: Vec<Cell> = vec![
-                row.head.op.clone().into(),
-                row.head.model.clone().into(),
-                format!("{}{padded}", row.head.m).into(),
-                ms(row.t_op_ms.median).into(),
-                format!("{} to {}", ms(row.t_op_ms.p10), ms(row.t_op_ms.p90)).into(),
-                ms(row.t_gemm_ms.median).into(),
-                ms(row.t_serial_ms.median).into(),
-                Cell::Gain(Some(speed_up(row))),
-                efficiency(row, 1).into(),
-            ];
-            if let Some(peers) = peers {
-                let best = peers.of(row).and_then(PeerRow::best);
-                let words = best
-                    .map_or_else(|| "-".to_owned(), |(time, way)| format!("{} ({way})", ms(time)));
-                cells.push(words.into());
-            }
-            cells
-        })
-        .collect();
+            format!("{}{padded}", row.head.m).into()
+        }),
+        (Column::Number("T_op ms"), &|row| ms(row.t_op_ms.median).into()),
+        (Column::Number("p10 to p90"), &|row| {
+            format!("{} to {}", ms(row.t_op_ms.p10), ms(row.t_op_ms.p90)).into()
+        }),
+        (Column::Number("T_gemm ms"), &|row| ms(row.t_gemm_ms.median).into()),
+        (Column::Number("T_serial ms"), &|row| ms(row.t_serial_ms.median).into()),
+        (Column::Number("speed-up"), &|row| Cell::Gain(Some(speed_up(row)))),
+        (Column::Number("E %"), &|row| efficiency(row, 1).into()),
+    ];
+    let best = |row: &Row| best_peer(peers, row).into();
+    if peers.is_some() {
+        columns.push((Column::Words("best peer ms"), &best));
+    }
     let mut table = Html::default();
-    table.table(&columns, &rows);
-    let mut line = Html::default();
-    line.spans(&[("", &format!("All {} rows in numbers", rows.len()))]);
-    page.details(("", "numbers"), false, &line, &table);
+    table.columns(&report.rows, &columns);
+    page.numbers(&format!("All {} rows in numbers", report.rows.len()), &table);
 }

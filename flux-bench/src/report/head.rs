@@ -36,6 +36,9 @@ impl Head {
     /// What stands above [`Self::line`].
     pub(crate) const ABOVE: &str = "op       model            m";
 
+    /// What stands above [`Self::cells`].
+    pub(crate) const COLUMNS: [&str; 5] = ["op", "model", "m", "n", "k"];
+
     /// Of `problem`, a layer of `model`.
     pub fn new(model: &str, problem: &Problem) -> Self {
         Self {
@@ -63,7 +66,7 @@ impl Head {
         key(self) == key(other) && self.op == other.op && self.dtype == other.dtype
     }
 
-    /// The cells of a table's columns `op`, `model`, `m`, `n` and `k`.
+    /// How a line of a table begins, cell by cell.
     pub(crate) fn cells(&self) -> Vec<String> {
         let extents = [self.m, self.n, self.k].map(|extent| extent.to_string());
         [self.op.clone(), self.model.clone()].into_iter().chain(extents).collect()

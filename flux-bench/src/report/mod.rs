@@ -27,7 +27,9 @@ pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::Sustained;
 pub(crate) use sustained::table as sustained_table;
-pub(crate) use table::{RowTable, Setup, aligned, ms, resolved, what_it_shows};
+pub(crate) use table::{
+    Column, RowTable, Setup, aligned, columns, dashed, ms, resolved, verdict, what_it_shows,
+};
 
 use crate::harness::Times;
 use crate::out;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a missing time has its reason beside it.
 
-use super::{Head, Origin, Row, ms};
+use super::{Head, Origin, Row, dashed, ms};
 use crate::harness::Times;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ pub(crate) fn table(report: &PeersReport) -> String {
         Head::ABOVE
     );
     for r in &report.rows {
-        let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));
+        let time = |times: Option<Times>| dashed(times.map(|t| ms(t.median)));
         let [gemm, serial] = [r.gemm_ms, r.serial_ms].map(time);
         let [fused, one_shot, two_shot] = [r.async_tp_ms, r.one_shot_ms, r.two_shot_ms].map(time);
         let verified = if r.verified { "yes" } else { "NO" };

@@ -1,7 +1,6 @@
 //! Calls with other rows in each, the op beside the serial path.
 
-use super::table::aligned;
-use super::{Head, Origin, Placement, Setup, ms, what_it_shows};
+use super::{Head, Origin, Placement, Setup, columns, ms, what_it_shows};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
@@ -128,49 +127,34 @@ impl ServingReport {
             dtype: first.map_or("", |row| &row.head.dtype),
             nccl: self.nccl.as_ref(),
         };
-        let head = [
-            "op",
-            "model",
-            "most m",
-            "n",
-            "k",
-            "calls",
-            "op ms",
-            "serial ms",
-            "serial/op",
-            "host p50 us",
-            "p99 us",
-            "late",
-        ];
-        let memory = ["device MiB", "host MiB", "verified"];
-        let mut lines: Vec<Vec<String>> =
-            vec![head.into_iter().chain(memory).map(str::to_owned).collect()];
-        for row in &self.serving {
-            let mib = |held: Held| {
-                format!("{} > {} > {}", held.before >> 20, held.amid >> 20, held.after >> 20)
-            };
-            let figures = [
-                row.calls.to_string(),
-                ms(row.total_op_ms),
-                ms(row.total_serial_ms),
-                format!("{:.3}", row.total_serial_ms / row.total_op_ms),
-                format!("{:.1}", row.host_us.p50),
-                format!("{:.1}", row.host_us.p99),
-                row.late.to_string(),
-                mib(row.memory.device),
-                mib(row.memory.host),
-                if row.verified { row.checked.to_string() } else { "NO".to_owned() },
-            ];
-            lines.push(row.head.cells().into_iter().chain(figures).collect());
-        }
+        let mib = |held: Held| {
+            [held.before, held.amid, held.after].map(|bytes| (bytes >> 20).to_string())
+        };
+        let table = columns(
+            &self.serving,
+            (["op", "model", "most m", "n", "k"], |row| &row.head),
+            &[
+                ("calls", &|row| row.calls.to_string()),
+                ("op ms", &|row| ms(row.total_op_ms)),
+                ("serial ms", &|row| ms(row.total_serial_ms)),
+                ("serial/op", &|row| format!("{:.3}", row.total_serial_ms / row.total_op_ms)),
+                ("host p50 us", &|row| format!("{:.1}", row.host_us.p50)),
+                ("p99 us", &|row| format!("{:.1}", row.host_us.p99)),
+                ("late", &|row| row.late.to_string()),
+                ("device MiB", &|row| mib(row.memory.device).join(" > ")),
+                ("host MiB", &|row| mib(row.memory.host).join(" > ")),
+                ("verified", &|row| {
+                    if row.verified { row.checked.to_string() } else { "NO".to_owned() }
+                }),
+            ],
+        );
         let trace = first.map_or_else(String::new, |row| {
             format!("{}, {} numbers of rows in {} calls", row.trace, row.different_rows, row.calls)
         });
         format!(
             "{setup}rows of {trace}; total times on the slowest rank; memory before, amid and after; \
-             elements verified\n{}\n{}",
-            what_it_shows(&self.transport),
-            aligned(&lines)
+             elements verified\n{}\n{table}",
+            what_it_shows(&self.transport)
         )
     }
 }

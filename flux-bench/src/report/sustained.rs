@@ -3,7 +3,7 @@
 //! Invariant: both efficiencies follow one formula, so their difference is the machine's.
 
 use super::table::stands_out;
-use super::{Each, Head, Row, milliseconds, ms, resolved};
+use super::{Each, Head, Row, dashed, milliseconds, ms, resolved};
 use crate::harness::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -67,9 +67,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
         }
         let (sustained, rounds) =
             (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));
-        let shown = |value: Option<f64>| {
-            value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0))
-        };
+        let shown = |value: Option<f64>| dashed(value.map(|v| format!("{:.1}", v * 100.0)));
         let [op, gemm, serial] = [s.t_op_ms, s.t_gemm_ms, s.t_serial_ms].map(|t| ms(t.median));
         let e = shown(s.overlap_efficiency.filter(|_| sustained));
         let of_rounds = shown(row.overlap_efficiency.filter(|_| rounds));

@@ -38,8 +38,7 @@ impl RowTable {
 
     /// The line of a row.
     pub(crate) fn row(&self, r: &Row) -> String {
-        let mut verified =
-            if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() };
+        let mut verified = verdict(r.verified, r.max_rel_err);
         if r.late.op > 0 {
             let _ = write!(verified, ", {} late", r.late.op);
         }
@@ -49,19 +48,47 @@ impl RowTable {
         let figures = [
             ms(r.t_op_ms.median),
             format!("{}-{}", ms(r.t_op_ms.p10), ms(r.t_op_ms.p90)),
-            r.enqueue_ms.map_or_else(|| "-".to_owned(), |host| ms(host.op.median)),
+            dashed(r.enqueue_ms.map(|host| ms(host.op.median))),
             ms(r.t_gemm_ms.median),
             ms(r.t_comm_ms.median),
             ms(r.t_serial_ms.median),
             ms(r.ect_ms),
-            r.overlap_efficiency
-                .filter(|_| resolved(r))
-                .map_or_else(|| "-".to_owned(), |e| format!("{:.1}", e * 100.0)),
+            dashed(
+                r.overlap_efficiency.filter(|_| resolved(r)).map(|e| format!("{:.1}", e * 100.0)),
+            ),
             if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
             verified,
         ];
         line(&self.widths, r.head.cells().iter().chain(&figures))
     }
+}
+
+/// A column of a table: what stands above it, and its cell of a row.
+pub(crate) type Column<'a, R> = (&'static str, &'a dyn Fn(&R) -> String);
+
+/// Rows as lines below the names of their columns, of which the first are a row's head.
+pub(crate) fn columns<R>(
+    rows: &[R],
+    (names, head): ([&str; 5], fn(&R) -> &Head),
+    columns: &[Column<'_, R>],
+) -> String {
+    let names = names.into_iter().chain(columns.iter().map(|(name, _)| *name));
+    let mut lines = vec![names.map(str::to_owned).collect()];
+    lines.extend(rows.iter().map(|row| {
+        let cells = columns.iter().map(|(_, cell)| cell(row));
+        head(row).cells().into_iter().chain(cells).collect()
+    }));
+    aligned(&lines)
+}
+
+/// What there is, or a dash.
+pub(crate) fn dashed(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "-".to_owned())
+}
+
+/// Whether a row was verified, and how far its elements are off.
+pub(crate) fn verdict(verified: bool, max_rel_err: f64) -> String {
+    if verified { format!("yes, {max_rel_err:.1e}") } else { "NO".to_owned() }
 }
 
 /// Lines of equally many cells as columns: the first two words, the others numbers.

@@ -3,8 +3,7 @@
 //! Invariant: every row of the report is a row of the table, in the report's order.
 
 use super::machine;
-use crate::report::{PeerRow, PeersReport};
-use crate::report::{Report, Row, ms, resolved};
+use crate::report::{PeersReport, Report, Row, dashed, ms, resolved};
 use std::fmt::Write as _;
 
 const HEAD: &str =
@@ -32,16 +31,18 @@ pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
             "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | \
              {efficiency} |"
         );
-        if let Some(peers) = peers {
-            let best = peers.of(row).and_then(PeerRow::best);
-            let _ = match best {
-                Some((time, way)) => write!(text, " {} ({way}) |", ms(time)),
-                None => write!(text, " - |"),
-            };
+        if peers.is_some() {
+            let _ = write!(text, " {} |", best_peer(peers, row));
         }
         text.push('\n');
     }
     text
+}
+
+/// The fastest way of the peers at a row's shape, with its time.
+pub(crate) fn best_peer(peers: Option<&PeersReport>, row: &Row) -> String {
+    let best = peers.and_then(|peers| peers.of(row)?.best());
+    dashed(best.map(|(time, way)| format!("{} ({way})", ms(time))))
 }
 
 fn peers_heading(peers: &PeersReport) -> String {
@@ -59,9 +60,8 @@ fn peers_heading(peers: &PeersReport) -> String {
 
 /// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
 pub(crate) fn efficiency(row: &Row, decimals: usize) -> String {
-    let percent =
-        row.overlap_efficiency.filter(|_| resolved(row)).map(|efficiency| efficiency * 100.0);
-    percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.decimals$}"))
+    let efficiency = row.overlap_efficiency.filter(|_| resolved(row));
+    dashed(efficiency.map(|part| format!("{:.decimals$}", part * 100.0)))
 }
 
 /// How many times as long the serial path takes.

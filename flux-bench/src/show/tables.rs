@@ -5,7 +5,7 @@
 
 use super::extremes;
 use super::markdown::{efficiency, speed_up};
-use crate::report::{Report, Row};
+use crate::report::{Report, Row, dashed};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -34,11 +34,7 @@ pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
                 (*name, row.head.m, &*row.head.op, &*row.head.model) == (record, m, op, model)
             };
             let row = rows().find(is_there);
-            let _ = write!(
-                text,
-                " {} |",
-                row.map_or_else(|| "-".to_owned(), |(_, row)| efficiency(row, 0))
-            );
+            let _ = write!(text, " {} |", dashed(row.map(|(_, row)| efficiency(row, 0))));
         }
         text.push('\n');
     }

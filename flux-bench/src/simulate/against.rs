@@ -6,7 +6,7 @@ use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::harness::{PlannedLayer, Times};
 use crate::plan::PlanArgs;
-use crate::report::{Head, Report, Row, aligned, ms};
+use crate::report::{Head, Report, Row, columns, dashed, ms};
 use crate::shapes::Layer;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
@@ -101,44 +101,32 @@ pub fn compare(
 
 /// The rows as text, and the verdict on the model.
 pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
-    let head = [
-        "op",
-        "model",
-        "m",
-        "n",
-        "k",
-        "tp",
-        "T_op ms",
-        "simulated",
-        "off %",
-        "T_serial",
-        "simulated",
-        "off %",
-        "speed-up",
-        "simulated",
-        "",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(rows.iter().map(|row| {
-        let other = match (row.kernel, row.same_plan) {
-            (false, _) => NO_KERNEL,
-            (true, false) => "other plan",
-            (true, true) => "",
-        };
-        let times = [row.t_op_ms, row.t_serial_ms]
-            .map(|both| [ms(both.measured), ms(both.simulated), format!("{:+.1}", both.off())]);
-        let gain = row.speed_up().map_or_else(
-            || ["-".to_owned(), "-".to_owned()],
-            |both| [both.measured, both.simulated].map(|speed_up| format!("{speed_up:.2}")),
-        );
-        let head = row.head.cells().into_iter().chain([row.head.tp.to_string()]);
-        head.chain(times.into_iter().flatten()).chain(gain).chain([other.to_owned()]).collect()
-    }));
+    let shown = columns(
+        rows,
+        (Head::COLUMNS, |row| &row.head),
+        &[
+            ("tp", &|row| row.head.tp.to_string()),
+            ("T_op ms", &|row| ms(row.t_op_ms.measured)),
+            ("simulated", &|row| ms(row.t_op_ms.simulated)),
+            ("off %", &|row| format!("{:+.1}", row.t_op_ms.off())),
+            ("T_serial", &|row| ms(row.t_serial_ms.measured)),
+            ("simulated", &|row| ms(row.t_serial_ms.simulated)),
+            ("off %", &|row| format!("{:+.1}", row.t_serial_ms.off())),
+            ("speed-up", &|row| dashed(row.speed_up().map(|both| format!("{:.2}", both.measured)))),
+            ("simulated", &|row| {
+                dashed(row.speed_up().map(|both| format!("{:.2}", both.simulated)))
+            }),
+            ("", &|row| match (row.kernel, row.same_plan) {
+                (false, _) => NO_KERNEL.to_owned(),
+                (true, false) => "other plan".to_owned(),
+                (true, true) => String::new(),
+            }),
+        ],
+    );
     format!(
         "{}measured times beside simulated ones; speed-up: T_serial / T_op, a dash where T_serial \
-         is off by more than {KNOWN} %\n\n{}{}",
+         is off by more than {KNOWN} %\n\n{shown}{}",
         heading(machine, rows.iter().map(|row| row.head.m)),
-        aligned(&lines),
         summary(rows)
     )
 }

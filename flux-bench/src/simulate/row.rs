@@ -5,7 +5,7 @@
 use super::LEAST_ROWS;
 use crate::harness::{FIRST, PlannedLayer};
 use crate::plan::PlanArgs;
-use crate::report::{Head, aligned, ms};
+use crate::report::{Head, columns, dashed, ms};
 use crate::shapes::Layer;
 use crate::timeline::Call;
 use anyhow::{Context, ensure};
@@ -169,31 +169,24 @@ speed-up: T_serial / T_op; E: how much of the collective the op hides, 1 - (T_op
 
 /// The rows as text.
 pub fn table(rows: &[Simulation], machine: &Machine) -> String {
-    let head = [
-        "op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "T_serial", "on links", "lost ms",
-        "speed-up", "E %", "",
-    ];
-    let mut lines = vec![head.map(str::to_owned).to_vec()];
-    lines.extend(rows.iter().map(|row| {
-        let lost = millis(row.op) - millis(row.gemm);
-        let times =
-            [millis(row.op), millis(row.gemm), millis(row.serial), millis(row.links), lost].map(ms);
-        let speed_up = row.speed_up(machine);
-        let dash = || "-".to_owned();
-        let gain = [
-            speed_up.map_or_else(dash, |speed_up| format!("{speed_up:.2}")),
-            speed_up.map_or_else(dash, |_| format!("{:.1}", row.efficiency())),
-            if row.kernel { "" } else { NO_KERNEL }.to_owned(),
-        ];
-        row.head
-            .cells()
-            .into_iter()
-            .chain([row.head.tp.to_string()])
-            .chain(times)
-            .chain(gain)
-            .collect()
-    }));
-    format!("{}{COLUMNS}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
+    let shown = columns(
+        rows,
+        (Head::COLUMNS, |row| &row.head),
+        &[
+            ("tp", &|row| row.head.tp.to_string()),
+            ("T_op ms", &|row| ms(millis(row.op))),
+            ("T_gemm", &|row| ms(millis(row.gemm))),
+            ("T_serial", &|row| ms(millis(row.serial))),
+            ("on links", &|row| ms(millis(row.links))),
+            ("lost ms", &|row| ms(millis(row.op) - millis(row.gemm))),
+            ("speed-up", &|row| dashed(row.speed_up(machine).map(|times| format!("{times:.2}")))),
+            ("E %", &|row| {
+                dashed(row.speed_up(machine).map(|_| format!("{:.1}", row.efficiency())))
+            }),
+            ("", &|row| if row.kernel { "" } else { NO_KERNEL }.to_owned()),
+        ],
+    );
+    format!("{}{COLUMNS}\n{shown}", heading(machine, rows.iter().map(|row| row.head.m)))
 }
 
 /// A row of `simulate --json`: times in milliseconds.

@@ -4,7 +4,7 @@
 
 use super::contenders::Measured;
 use crate::harness::{PlannedLayer, Times, Verdict};
-use crate::report::{Head, Origin, aligned, ms};
+use crate::report::{Column, Head, Origin, columns, dashed, ms, verdict};
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -127,26 +127,9 @@ impl CoreReport {
     }
 }
 
-const HEAD: [&str; 14] = [
-    "op",
-    "model",
-    "m",
-    "n",
-    "k",
-    "T_gemm ms",
-    "T_core ms",
-    "core %",
-    "T_order ms",
-    "T_flags ms",
-    "flags %",
-    "waits %",
-    "TFLOP/s",
-    "verified",
-];
-/// Columns of operands with scales.
-const SCALED_HEAD: [&str; 2] = ["rms err", "cuBLASLt's"];
-/// Columns of [`Sm80Gemm`].
-const SM80_HEAD: [&str; 3] = ["T_sm80 ms", "sm80 %", "its kernels"];
+fn percent(part: f64) -> String {
+    format!("{:.1}", part * 100.0)
+}
 
 /// The report as text: what was measured and what it includes, then a line a row.
 pub(super) fn table(report: &CoreReport) -> String {
@@ -155,34 +138,28 @@ pub(super) fn table(report: &CoreReport) -> String {
     let dtype = first.map_or("", |r| &r.head.dtype);
     let sm80 = report.rows.iter().any(|r| r.sm80.is_some());
     let scaled = report.rows.iter().any(|r| r.rms_err.is_some());
-    let mut lines = vec![
-        HEAD.iter()
-            .chain(SCALED_HEAD.iter().filter(|_| scaled))
-            .chain(SM80_HEAD.iter().filter(|_| sm80))
-            .map(|&word| word.to_owned())
-            .collect::<Vec<_>>(),
+    let mut all: Vec<Column<'_, CoreRow>> = vec![
+        ("T_gemm ms", &|r| dashed(r.t_gemm_ms.map(|gemm| ms(gemm.median)))),
+        ("T_core ms", &|r| ms(r.t_core_ms.median)),
+        ("core %", &|r| dashed(r.core.map(percent))),
+        ("T_order ms", &|r| ms(r.t_order_ms.median)),
+        ("T_flags ms", &|r| ms(r.t_flags_ms.median)),
+        ("flags %", &|r| format!("{:+.2}", r.flags * 100.0)),
+        ("waits %", &|r| format!("{:+.2}", r.waits * 100.0)),
+        ("TFLOP/s", &|r| format!("{:.0}", r.tflops)),
+        ("verified", &|r| verdict(r.verified, r.max_rel_err)),
     ];
-    for r in &report.rows {
-        let figures = [
-            r.t_gemm_ms.map_or_else(|| "-".to_owned(), |gemm| ms(gemm.median)),
-            ms(r.t_core_ms.median),
-            r.core.map_or_else(|| "-".to_owned(), |core| format!("{:.1}", core * 100.0)),
-            ms(r.t_order_ms.median),
-            ms(r.t_flags_ms.median),
-            format!("{:+.2}", r.flags * 100.0),
-            format!("{:+.2}", r.waits * 100.0),
-            format!("{:.0}", r.tflops),
-            if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() },
-        ];
-        let of_sm80 = r.sm80.iter().flat_map(|g| {
-            [ms(g.t_gemm_ms.median), format!("{:.1}", g.core * 100.0), g.kernels.join(" + ")]
-        });
-        let of_scaled = [r.rms_err, r.gemm_rms_err]
-            .map(|err| err.map_or_else(|| "-".to_owned(), |err| format!("{err:.2e}")));
-        let of_scaled = of_scaled.into_iter().filter(|_| scaled);
-        let cells = r.head.cells().into_iter().chain(figures).chain(of_scaled);
-        lines.push(cells.chain(of_sm80).collect());
-    }
+    let of_scaled: [Column<'_, CoreRow>; 2] = [
+        ("rms err", &|r| dashed(r.rms_err.map(|err| format!("{err:.2e}")))),
+        ("cuBLASLt's", &|r| dashed(r.gemm_rms_err.map(|err| format!("{err:.2e}")))),
+    ];
+    let of_sm80: [Column<'_, CoreRow>; 3] = [
+        ("T_sm80 ms", &|r| dashed(r.sm80.as_ref().map(|g| ms(g.t_gemm_ms.median)))),
+        ("sm80 %", &|r| dashed(r.sm80.as_ref().map(|g| percent(g.core)))),
+        ("its kernels", &|r| dashed(r.sm80.as_ref().map(|g| g.kernels.join(" + ")))),
+    ];
+    all.extend(of_scaled.into_iter().filter(|_| scaled));
+    all.extend(of_sm80.into_iter().filter(|_| sm80));
     let mut explained = String::new();
     if sm80 {
         explained += "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / \
@@ -209,6 +186,6 @@ pub(super) fn table(report: &CoreReport) -> String {
          this GPU at the op's pace with their signals, and the peers' partial tiles read and \
          added\n{explained}\n{}",
         report.origin.device,
-        aligned(&lines)
+        columns(&report.rows, (Head::COLUMNS, |r| &r.head), &all)
     )
 }
