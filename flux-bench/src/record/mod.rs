@@ -43,25 +43,19 @@ enum Kind {
     Serving,
     Core,
     FirstCall,
-    Layers,
-    Megatron,
-    Models,
-    Vllm,
+    /// By a command of `flux_tp.bench`.
+    Layers(&'static str),
     Simulated,
 }
 
 impl Kind {
     fn of(value: &Value) -> Option<Self> {
+        if let Some(kind) = value.get("kind").and_then(Value::as_str) {
+            let known = ["layers", "megatron", "models", "vllm"].into_iter();
+            return known.filter(|known| *known == kind).map(Self::Layers).next();
+        }
         let has = |field: &str| value.get(field).is_some();
         let row_has = |field: &str| value["rows"][0].get(field).is_some();
-        match value.get("kind").and_then(Value::as_str) {
-            Some("layers") => return Some(Self::Layers),
-            Some("megatron") => return Some(Self::Megatron),
-            Some("models") => return Some(Self::Models),
-            Some("vllm") => return Some(Self::Vllm),
-            Some(_) => return None,
-            None => {}
-        }
         let marks = [
             (has("simulated"), Self::Simulated),
             (has("serving"), Self::Serving),
@@ -74,19 +68,17 @@ impl Kind {
     }
 
     /// The command that writes it.
-    const fn writer(self) -> &'static str {
-        match self {
-            Self::Ops => "flux-bench bench --json",
-            Self::Peers => "flux-bench lab peers --json",
-            Self::Serving => "flux-bench bench --trace-m --json",
-            Self::Core => "flux-bench lab core --json",
-            Self::FirstCall => "flux-bench lab first-call --json",
-            Self::Layers => "python -m flux_tp.bench layers --json",
-            Self::Megatron => "python -m flux_tp.bench megatron --json",
-            Self::Models => "python -m flux_tp.bench models --json",
-            Self::Vllm => "python -m flux_tp.bench vllm --json",
-            Self::Simulated => "flux-bench simulate --json",
-        }
+    fn writer(self) -> String {
+        let command = match self {
+            Self::Layers(what) => return format!("python -m flux_tp.bench {what} --json"),
+            Self::Ops => "bench",
+            Self::Peers => "lab peers",
+            Self::Serving => "bench --trace-m",
+            Self::Core => "lab core",
+            Self::FirstCall => "lab first-call",
+            Self::Simulated => "simulate",
+        };
+        format!("flux-bench {command} --json")
     }
 
     /// What takes it.
@@ -99,9 +91,7 @@ impl Kind {
             Self::Serving | Self::Core | Self::FirstCall | Self::Simulated => {
                 "`flux-bench report` shows it"
             }
-            Self::Layers | Self::Megatron | Self::Models | Self::Vllm => {
-                "show it with `python -m flux_tp.bench show`"
-            }
+            Self::Layers(_) => "show it with `python -m flux_tp.bench show`",
         }
     }
 
@@ -112,12 +102,7 @@ impl Kind {
             Self::Peers => (PEERS_SCHEMA, PEERS_SCHEMA),
             Self::Serving => (SERVING_SCHEMA, SERVING_SCHEMA),
             Self::FirstCall => (2, FIRST_CALL_SCHEMA),
-            Self::Core
-            | Self::Layers
-            | Self::Megatron
-            | Self::Models
-            | Self::Vllm
-            | Self::Simulated => (1, 1),
+            Self::Core | Self::Layers(_) | Self::Simulated => (1, 1),
         }
     }
 }
@@ -140,9 +125,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Record> {
         Kind::Serving => Record::Serving(checked(&name, &value, kind, check::serving)?),
         Kind::Core => Record::Core(checked(&name, &value, kind, check::core)?),
         Kind::FirstCall => Record::FirstCall(checked(&name, &value, kind, check::first_call)?),
-        Kind::Layers | Kind::Megatron | Kind::Models | Kind::Vllm => {
-            Record::Layers(checked(&name, &value, kind, check::layers)?)
-        }
+        Kind::Layers(_) => Record::Layers(checked(&name, &value, kind, check::layers)?),
         Kind::Simulated => Record::Simulated(checked(&name, &value, kind, check::simulated)?),
     })
 }

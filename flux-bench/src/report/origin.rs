@@ -6,7 +6,7 @@ use crate::machine::{self, Ranks};
 use serde::{Deserialize, Serialize};
 
 /// What is needed to judge a run and to repeat it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Name of the GPUs, or `host` with the number of processors.
     pub device: String,
@@ -41,11 +41,10 @@ impl Origin {
             gpus: if on_gpus { gpus } else { 0 },
             driver: on_gpus.then(machine::driver).flatten(),
             cuda: on_gpus.then(machine::cuda).flatten(),
-            cublaslt: None,
-            nvrtc: None,
             commit: commit().to_owned(),
             date: now(),
             command: command_line(),
+            ..Self::default()
         }
     }
 
@@ -74,12 +73,10 @@ impl Origin {
             device: device.to_owned(),
             gpus,
             driver: Some("580.1".to_owned()),
-            cuda: None,
-            cublaslt: None,
-            nvrtc: None,
             commit: "0123".to_owned(),
             date: "2026-11-21T08:37:56Z".to_owned(),
             command: command.to_owned(),
+            ..Self::default()
         }
     }
 }

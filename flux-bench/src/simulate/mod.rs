@@ -9,7 +9,7 @@ mod row;
 pub use against::{Both, Compared, compare};
 pub use published::published;
 
-pub(crate) use row::timeline;
+pub(crate) use row::{SimulatedRow, timeline};
 pub use row::{Simulation, plans, table};
 
 use crate::harness::PlannedLayer;
@@ -21,7 +21,6 @@ use crate::report;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
 use flux_core::machine::Machine;
-use row::SimulatedRow;
 use serde::Serialize;
 use std::path::PathBuf;
 

@@ -16,7 +16,7 @@ use flux_core::plan::{CommMode, Mover, Plan, Target};
 use flux_core::program::TileProgram;
 use flux_core::simulate::simulate;
 use flux_kernels::{KernelTarget, Variant};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Marks a tile without a kernel.
@@ -190,18 +190,18 @@ pub fn table(rows: &[Simulation], machine: &Machine) -> String {
 }
 
 /// A row of `simulate --json`: times in milliseconds.
-#[derive(Debug, Serialize)]
-pub(super) struct SimulatedRow {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SimulatedRow {
     #[serde(flatten)]
-    head: Head,
+    pub(crate) head: Head,
     plan: String,
-    t_op_ms: f64,
-    t_gemm_ms: f64,
-    t_serial_ms: f64,
+    pub(crate) t_op_ms: f64,
+    pub(crate) t_gemm_ms: f64,
+    pub(crate) t_serial_ms: f64,
     on_links_ms: f64,
     /// Absent where it is not told.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    speed_up: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) speed_up: Option<f64>,
     /// Whether there is a kernel of the tile.
     kernel: bool,
 }
