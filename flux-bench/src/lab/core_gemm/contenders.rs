@@ -8,7 +8,7 @@ use super::contender::Contender;
 use super::mock_peers;
 use super::operands::OperandBlocks;
 use super::replay::Replay;
-use super::sm80_gemm::{kernels_of, sm80_gemm};
+use super::sm80_gemm::{kernels_of, launch, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
 use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
@@ -128,16 +128,6 @@ impl<'a> KernelContenders<'a> {
         let [core, _, flags] = &self.ours;
         let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());
         format!("{}; kernel {kernel}, {alone} CTAs alone and {as_first} as rank 0", self.case.plan)
-    }
-
-    /// One call of each contender of ours with integer data, which must be exact.
-    pub(super) fn verify_exact(&mut self) -> anyhow::Result<Verdict> {
-        Ok(self.verify_all(Fill::SmallInts)?.of_wrong_elements())
-    }
-
-    /// The same with random data, which must be within the bound.
-    pub(super) fn verify_random(&mut self) -> anyhow::Result<Verdict> {
-        self.verify_all(Fill::Uniform)
     }
 
     /// Kernels of the chosen algorithm of sm_80.
@@ -261,12 +251,7 @@ impl<'a> KernelContenders<'a> {
         } else {
             self.gemm.as_ref().ok()
         };
-        gpu.device().bind()?;
-        // SAFETY: the sets hold operands of the GEMM's shape, and everything is on this one stream.
-        unsafe {
-            gemm.context("no such contender")?.launch(set.of_library(), gpu.raw_stream())?;
-        };
-        Ok(())
+        Ok(launch(gpu, gemm.context("no such contender")?, set, gpu.raw_stream())?)
     }
 
     /// A contender's operands: of the GEMM alone, or of the world, with the same elements.
@@ -308,35 +293,41 @@ impl<'a> KernelContenders<'a> {
         Ok(())
     }
 
-    fn verify_all(&mut self, fill: Fill) -> anyhow::Result<Verdict> {
-        (0..OURS.len()).try_fold(Verdict::default(), |sum, ours| {
+    /// One call of each contender of ours: exact with integers, within the bound with random data.
+    pub(super) fn verify(&mut self, fill: Fill) -> anyhow::Result<Verdict> {
+        OURS.into_iter().try_fold(Verdict::default(), |sum, contender| {
             let verdict = self
-                .verify(ours, fill)
-                .with_context(|| format!("{:?}, verified with {fill:?} data", OURS[ours]))?;
+                .verify_one(contender, fill)
+                .with_context(|| format!("{contender:?}, verified with {fill:?} data"))?;
             Ok(sum.merge(verdict))
         })
     }
 
-    /// One call of a contender of ours, its output poisoned before and checked as a whole.
-    fn verify(&mut self, ours: usize, fill: Fill) -> anyhow::Result<Verdict> {
-        let (gpu, contender) = (self.gpu, OURS[ours]);
+    fn verify_one(&mut self, contender: Contender, fill: Fill) -> anyhow::Result<Verdict> {
         let operands = self.operands(contender, 0, fill);
-        if contender != Contender::Core {
+        if contender != Contender::Core
+            && let Some(ours) = among_ours(contender)
+        {
             self.arrive(self.ours[ours].epoch(), &operands)?;
         }
-        let y = &self.sets[0].y;
-        self.fill_own(&self.sets[0], &operands)?;
+        self.checked(contender, &operands)
+    }
+
+    /// One call of a contender, its output poisoned before and checked as a whole.
+    fn checked(&mut self, contender: Contender, operands: &Operands) -> anyhow::Result<Verdict> {
+        let (gpu, y) = (self.gpu, &self.sets[0].y);
+        self.fill_own(&self.sets[0], operands)?;
         gpu.poison(y.address(), y.bytes())?;
         self.raise(contender)?;
         self.launch(contender, 0)?;
-        let harness = &self.ours[ours];
-        harness.check(gpu)?;
+        let ours = among_ours(contender).map(|ours| &self.ours[ours]);
+        ours.map_or(Ok(()), |replay| replay.check(gpu))?;
         let made_by = MadeBy {
-            flattened: harness.program().rows.is_flattened(),
+            flattened: ours.is_some_and(|replay| replay.program().rows.is_flattened()),
             unfused: false,
             nodes: Nodes::apart(operands.problem.world()),
         };
-        gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
+        gpu.verify(operands, FIRST, self.sets[0].y.address(), made_by)
     }
 
     /// How far a sample of what the first set's `y` holds is off; see [`reference::rms_error`].
@@ -365,15 +356,7 @@ impl<'a> KernelContenders<'a> {
                 continue;
             }
             let operands = self.operands(contender, 0, Fill::Uniform);
-            let y = &self.sets[0].y;
-            self.fill_own(&self.sets[0], &operands)?;
-            self.gpu.poison(y.address(), y.bytes())?;
-            self.raise(contender)?;
-            self.launch(contender, 0)?;
-            let nodes = Nodes::apart(operands.problem.world());
-            let made_by = MadeBy { flattened: false, unfused: false, nodes };
-            let y = self.sets[0].y.address();
-            let verdict = self.gpu.verify(&operands, FIRST, y, made_by)?;
+            let verdict = self.checked(contender, &operands)?;
             errors[number] = Some(self.rms_error(&operands)?);
             if contender == Contender::Gemm && !verdict.ok() {
                 self.gemm = Err(format!("cuBLASLt's result is wrong: {verdict}"));

@@ -52,7 +52,13 @@ pub(super) fn kernels_of(
     of_captured(gpu.device(), |stream| Ok(launch(gpu, gemm, set, stream)?))
 }
 
-fn launch(gpu: &Gpu, gemm: &Gemm, set: &OperandBlocks, stream: usize) -> Result<(), CublasError> {
+/// Enqueues a library's GEMM of a set's operands.
+pub(super) fn launch(
+    gpu: &Gpu,
+    gemm: &Gemm,
+    set: &OperandBlocks,
+    stream: usize,
+) -> Result<(), CublasError> {
     gpu.device().bind()?;
     // SAFETY: the set holds operands of the GEMM's shape. A stream that is captured runs nothing,
     // and the GEMM uses no other at the same time.

@@ -4,7 +4,7 @@
 
 use super::gemm::{Gemm, Types};
 use super::library::{Algo, Candidate, CublasError, check};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 /// Algorithms that the library is asked for; it has some dozens.
 const MOST_IDS: c_int = 256;
@@ -66,41 +66,20 @@ impl Capabilities {
 impl Gemm {
     /// Every algorithm in every configuration that the library accepts, without split-K.
     pub(super) fn configurations(&self) -> Result<Vec<Candidate>, CublasError> {
-        let (lt, Types { operand, output, compute, scale }) = (self.library, self.types);
+        let (lt, handle) = (self.library, self.handle);
+        let Types { operand: x, output: y, compute, scale } = self.types;
         let mut ids: [c_int; MOST_IDS as usize] = [0; MOST_IDS as usize];
-        let mut found: c_int = 0;
+        let (into, mut found) = (ids.as_mut_ptr(), 0);
         // SAFETY: the handle exists; there is room for `MOST_IDS` results.
         check("cublasLtMatmulAlgoGetIds", unsafe {
-            (lt.algo_ids)(
-                self.handle,
-                compute,
-                scale,
-                operand,
-                operand,
-                output,
-                output,
-                MOST_IDS,
-                ids.as_mut_ptr(),
-                &raw mut found,
-            )
+            (lt.algo_ids)(handle, compute, scale, x, x, y, y, MOST_IDS, into, &raw mut found)
         })?;
         let mut accepted = Vec::new();
         for &id in ids.iter().take(found.unsigned_abs() as usize) {
             let mut algo: Algo = [0; 8];
             // SAFETY: the handle exists; a place for the result.
-            let made = unsafe {
-                (lt.algo_init)(
-                    self.handle,
-                    compute,
-                    scale,
-                    operand,
-                    operand,
-                    output,
-                    output,
-                    id,
-                    &raw mut algo,
-                )
-            };
+            let made =
+                unsafe { (lt.algo_init)(handle, compute, scale, x, x, y, y, id, &raw mut algo) };
             // Some ids are of other types or devices.
             if made != 0 {
                 continue;
@@ -124,16 +103,11 @@ impl Gemm {
     /// Values of an attribute, none where the algorithm has no such attribute.
     fn capability(&self, algo: &Algo, attribute: c_int, most: usize) -> Vec<u32> {
         let mut values = vec![0u32; most];
+        let (into, bytes) = (values.as_mut_ptr().cast(), most * size_of::<u32>());
         let mut written = 0;
         // SAFETY: the algorithm was initialised; there is room for `most` values of 32 bits.
         let status = unsafe {
-            (self.library.algo_capability)(
-                algo,
-                attribute,
-                values.as_mut_ptr().cast::<c_void>(),
-                most * size_of::<u32>(),
-                &raw mut written,
-            )
+            (self.library.algo_capability)(algo, attribute, into, bytes, &raw mut written)
         };
         values.truncate(if status == 0 { written / size_of::<u32>() } else { 0 });
         values
@@ -141,16 +115,12 @@ impl Gemm {
 
     /// The algorithm with this setting, if the library runs it on the shape.
     fn configured(&self, mut algo: Algo, setting: &[(c_int, u32)]) -> Option<Candidate> {
-        for (attribute, value) in setting {
+        let Self { library: lt, handle, desc, .. } = *self;
+        for &(attribute, ref value) in setting {
+            let from = std::ptr::from_ref(value).cast();
             // SAFETY: the algorithm was initialised; the attribute has 32 bits.
-            let set = unsafe {
-                (self.library.algo_configure)(
-                    &raw mut algo,
-                    *attribute,
-                    std::ptr::from_ref(value).cast::<c_void>(),
-                    size_of::<u32>(),
-                )
-            };
+            let set =
+                unsafe { (lt.algo_configure)(&raw mut algo, attribute, from, size_of::<u32>()) };
             if set != 0 {
                 return None;
             }
@@ -159,16 +129,7 @@ impl Gemm {
         let (w, x, y) = (self.w_layout, self.x_layout, self.y_layout);
         // SAFETY: all descriptors exist; a place for the result.
         let checked = unsafe {
-            (self.library.algo_check)(
-                self.handle,
-                self.desc,
-                w,
-                x,
-                y,
-                y,
-                &raw const algo,
-                &raw mut candidate,
-            )
+            (lt.algo_check)(handle, desc, w, x, y, y, &raw const algo, &raw mut candidate)
         };
         (checked == 0).then_some(Candidate { algo, ..candidate })
     }

@@ -209,14 +209,10 @@ impl Gemm {
     /// # Safety
     /// The attribute is of this type.
     unsafe fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CublasError> {
+        let from = (&raw const value).cast();
         // SAFETY: the caller's promise; the library copies the value.
         check("cublasLtMatmulDescSetAttribute", unsafe {
-            (self.library.desc_set)(
-                self.desc,
-                attribute,
-                (&raw const value).cast::<c_void>(),
-                size_of::<T>(),
-            )
+            (self.library.desc_set)(self.desc, attribute, from, size_of::<T>())
         })
     }
 
@@ -266,38 +262,21 @@ impl Gemm {
 
     /// The heuristic's best algorithms, at most `most`.
     fn ask(&self, most: c_int) -> Result<Vec<Candidate>, CublasError> {
-        let lt = self.library;
+        let Self { library: lt, handle, desc, w_layout: w, x_layout: x, y_layout: y, .. } = *self;
         let mut candidates = vec![Candidate::default(); most.unsigned_abs() as usize];
         let mut preference = 0;
         // SAFETY: a place for the result.
         check("cublasLtMatmulPreferenceCreate", unsafe {
             (lt.preference_create)(&raw mut preference)
         })?;
-        let limit = WORKSPACE;
+        let (limit, bytes) = (WORKSPACE, size_of::<usize>());
+        let from = (&raw const limit).cast();
         // SAFETY: the attribute is a size_t, and the preference exists.
-        let set = unsafe {
-            (lt.preference_set)(
-                preference,
-                PREF_MAX_WORKSPACE_BYTES,
-                (&raw const limit).cast::<c_void>(),
-                size_of::<usize>(),
-            )
-        };
-        let mut found: c_int = 0;
+        let set = unsafe { (lt.preference_set)(preference, PREF_MAX_WORKSPACE_BYTES, from, bytes) };
+        let (into, mut found) = (candidates.as_mut_ptr(), 0);
         // SAFETY: all descriptors exist; there is room for `most` results.
         let asked = unsafe {
-            (lt.heuristic)(
-                self.handle,
-                self.desc,
-                self.w_layout,
-                self.x_layout,
-                self.y_layout,
-                self.y_layout,
-                preference,
-                most,
-                candidates.as_mut_ptr(),
-                &raw mut found,
-            )
+            (lt.heuristic)(handle, desc, w, x, y, y, preference, most, into, &raw mut found)
         };
         // SAFETY: made above, destroyed once.
         unsafe { (lt.preference_destroy)(preference) };
