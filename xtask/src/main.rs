@@ -42,41 +42,21 @@ enum Task {
     /// Measure the ops against the unfused path, on the GPUs or, without any, on the host
     /// transport (`--help` for its options)
     #[command(disable_help_flag = true)]
-    Bench {
-        /// Passed on to `flux-bench bench`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Bench(Passed),
     /// Time the cost model's best plans of layers, and keep the fastest for later runs (`--help`
     /// for its options)
     #[command(disable_help_flag = true)]
-    Tune {
-        /// Passed on to `flux-bench tune`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Tune(Passed),
     /// Make one page of HTML of the records in `results/` (`--help` for its options)
     #[command(disable_help_flag = true)]
-    Report {
-        /// Passed on to `flux-bench report`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Report(Passed),
     /// Run every test that needs no GPU: unit, integration and documentation tests, and the
     /// examples
-    Test {
-        /// Passed on to the test runner, for example a filter
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Test(Passed),
     /// Kill, stop and withhold ranks, and check every error, rebuild and result (`--help` for its
     /// options)
     #[command(disable_help_flag = true)]
-    Faults {
-        /// Passed on to `flux-bench lab faults`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    Faults(Passed),
     /// Compile every kernel, without a GPU, and print its registers, spills, stack and shared
     /// memory; fails where one spills
     Kernels {
@@ -109,17 +89,20 @@ enum Task {
     Wheel,
     /// Build `dist/` and run its checks on this machine's GPUs
     #[command(disable_help_flag = true)]
-    GpuCi {
-        /// Passed on to `flux-bench lab gpu-ci`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
+    GpuCi(Passed),
     /// Say what this machine has, which transports can work on it, and why others cannot
     Doctor,
     /// Build the documentation of all crates, and open it at `flux_ops`
     Docs,
     /// Run `.ci/run`, every check that a change must pass
     Ci,
+}
+
+#[derive(clap::Args)]
+struct Passed {
+    /// Passed on to what the task runs, such as a filter of tests
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
 }
 
 fn main() -> ExitCode {
@@ -134,12 +117,12 @@ fn main() -> ExitCode {
 
 fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
     match task {
-        Task::Bench { args } => cargo::flux_bench(&profile, &["bench"], &args),
-        Task::Tune { args } => cargo::flux_bench(&profile, &["tune"], &args),
-        Task::Report { args } => cargo::flux_bench(&profile, &["report"], &args),
-        Task::Faults { args } => cargo::flux_bench(&profile, &["lab", "faults"], &args),
+        Task::Bench(Passed { args }) => cargo::flux_bench(&profile, &["bench"], &args),
+        Task::Tune(Passed { args }) => cargo::flux_bench(&profile, &["tune"], &args),
+        Task::Report(Passed { args }) => cargo::flux_bench(&profile, &["report"], &args),
+        Task::Faults(Passed { args }) => cargo::flux_bench(&profile, &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench(&profile, &["doctor"], &[]),
-        Task::Test { args } => test::run(&args),
+        Task::Test(Passed { args }) => test::run(&args),
         Task::Kernels { out, arch, cover, only } => kernels::compile(
             out.as_deref(),
             &arch.iter().map(String::as_str).collect::<Vec<_>>(),
@@ -151,10 +134,12 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
             if list { dist::list(selection) } else { dist::build(selection).map(drop) }
         }
         Task::Wheel => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
-        Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
+        Task::GpuCi(Passed { args })
+            if args.iter().any(|word| word == "--help" || word == "-h") =>
+        {
             cargo::flux_bench(&profile, &["lab", "gpu-ci"], &["--help".into()])
         }
-        Task::GpuCi { args } => dist::gpu_ci(&args),
+        Task::GpuCi(Passed { args }) => dist::gpu_ci(&args),
         Task::Docs => docs(),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
     }
