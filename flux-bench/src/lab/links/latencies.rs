@@ -3,7 +3,7 @@
 //! Invariant: each device runs one kernel, which ends by its deadline; the first device's clock
 //! times all rounds but the first, which waits for the other kernel to start.
 
-use super::measures::{Report, rate};
+use super::measures::Meter;
 use super::rig::{BOX, Rig};
 use flux_kernels::harness::{Exchange, Links, PingPong};
 
@@ -20,19 +20,14 @@ const BUFFERED: u64 = BUFFERS as u64 * Links::MAX_EXCHANGE_BYTES as u64;
 const FLAGS: u64 = Links::MAX_EXCHANGE_BYTES as u64 / Links::CTA_BYTES as u64 * 128;
 const _: () = assert!(BUFFERED + FLAGS <= BOX as u64);
 
-pub(super) fn all(
-    one: &Rig,
-    other: &Rig,
-    samples: usize,
-    report: Report<'_>,
-) -> anyhow::Result<()> {
-    rate("signal round trip, release to acquire, one pair", 0, samples, report, &|| {
+pub(super) fn all(one: &Rig, other: &Rig, meter: &mut Meter<'_>) -> anyhow::Result<()> {
+    meter.rate("signal round trip, release to acquire, one pair", 0, &|| {
         round_us([one, other], &ping_pong)
     })?;
     for (name, flagged) in [("a flag behind data", true), ("data are their own flags", false)] {
         for bytes in CTAS.map(|ctas| ctas * Links::CTA_BYTES) {
             let name = format!("exchange of one pair, both at once, {name}");
-            rate(&name, bytes as usize, samples, report, &|| {
+            meter.rate(&name, bytes as usize, &|| {
                 round_us([one, other], &|rig, peer, side| exchange(rig, peer, side, bytes, flagged))
             })?;
         }

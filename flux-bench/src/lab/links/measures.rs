@@ -13,49 +13,39 @@ const BULK: [(u32, u32); 6] =
     [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
 const RING: u32 = 4;
 
-pub(super) type Report<'a> = &'a mut dyn FnMut(Link);
+/// Takes a movement's time several times, and reports the median.
+pub(super) struct Meter<'a> {
+    pub(super) samples: usize,
+    pub(super) report: &'a mut dyn FnMut(Link),
+}
 
-/// Copies to pinned memory of the host and from it.
-pub(super) fn with_the_host(
-    rigs: &[Rig],
-    samples: usize,
-    report: Report<'_>,
-) -> anyhow::Result<()> {
-    let everyone: Vec<&Rig> = rigs.iter().collect();
-    host_staging(&everyone, samples, report)
+impl Meter<'_> {
+    /// Median over runs after one that warms up, reported as a rate of `bytes` where there are any.
+    pub(super) fn rate(
+        &mut self,
+        movement: &str,
+        bytes: usize,
+        run: &dyn Fn() -> anyhow::Result<f64>,
+    ) -> anyhow::Result<()> {
+        run()?;
+        let times = (0..self.samples).map(|_| run()).collect::<anyhow::Result<Vec<_>>>()?;
+        let us = Times::of(&times).context("no samples")?.median;
+        let gb_per_s = (bytes > 0).then(|| bytes as f64 / us * 1e-3);
+        (self.report)(Link { movement: movement.to_owned(), bytes: bytes as u64, us, gb_per_s });
+        Ok(())
+    }
 }
 
 /// What goes between devices, of which there are two at least, that reach each other.
-pub(super) fn between(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
-    let everyone: Vec<&Rig> = rigs.iter().collect();
-    one_pair(rigs, samples, report)?;
-    all_gather(&everyone, samples, report)?;
-    bulk(&everyone, samples, report)?;
-    latencies::all(&rigs[0], &rigs[1], samples, report)
+pub(super) fn between(rigs: &[&Rig], meter: &mut Meter<'_>) -> anyhow::Result<()> {
+    one_pair(rigs, meter)?;
+    all_gather(rigs, meter)?;
+    bulk(rigs, meter)?;
+    latencies::all(rigs[0], rigs[1], meter)
 }
 
-/// Median over `samples` runs after one that warms up, reported as a rate of `bytes` where there
-/// are any.
-pub(super) fn rate(
-    movement: &str,
-    bytes: usize,
-    samples: usize,
-    report: Report<'_>,
-    run: &dyn Fn() -> anyhow::Result<f64>,
-) -> anyhow::Result<()> {
-    run()?;
-    let times = (0..samples).map(|_| run()).collect::<anyhow::Result<Vec<_>>>()?;
-    let us = Times::of(&times).context("no samples")?.median;
-    report(Link {
-        movement: movement.to_owned(),
-        bytes: bytes as u64,
-        us,
-        gb_per_s: (bytes > 0).then(|| bytes as f64 / us * 1e-3),
-    });
-    Ok(())
-}
-
-fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+/// Copies to pinned memory of the host and from it.
+pub(super) fn host_staging(rigs: &[&Rig], meter: &mut Meter<'_>) -> anyhow::Result<()> {
     for group in [&rigs[..1], rigs] {
         let who = if group.len() == 1 {
             "one GPU".to_owned()
@@ -71,7 +61,7 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
                 // SAFETY: the rig's own memory, which only this stream uses.
                 unsafe { copy(stream, to, from, BOX) }
             };
-            rate(&format!("{name}, {who}"), BOX, samples, report, &|| once(group, 1, &movement))?;
+            meter.rate(&format!("{name}, {who}"), BOX, &|| once(group, 1, &movement))?;
         }
         let both = |_: usize, rig: &Rig, number: usize, stream: &TimedStream| {
             let (host, device) = (rig.staging.address(), rig.outbox.address());
@@ -82,7 +72,7 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
             unsafe { copy(stream, to, from, BOX / 2) }
         };
         let name = format!("to pinned host memory and from it, each way, {who}");
-        rate(&name, BOX / 2, samples, report, &|| once(group, 2, &both))?;
+        meter.rate(&name, BOX / 2, &|| once(group, 2, &both))?;
         if rigs.len() == 1 {
             break;
         }
@@ -90,8 +80,8 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
     Ok(())
 }
 
-fn one_pair(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
-    let (here, there) = (&rigs[0], &rigs[1]);
+fn one_pair(rigs: &[&Rig], meter: &mut Meter<'_>) -> anyhow::Result<()> {
+    let (here, there) = (rigs[0], rigs[1]);
     for (name, push) in [("push", true), ("pull", false)] {
         for bytes in [64 << 10, 1 << 20, 4 << 20, 32 << 20, 256 << 20] {
             let movement = |_: usize, rig: &Rig, _: usize, stream: &TimedStream| {
@@ -100,15 +90,14 @@ fn one_pair(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<
                 // SAFETY: memory of two rigs, which only this stream uses.
                 unsafe { copy(stream, to.address(), from.address(), bytes) }
             };
-            rate(&format!("copy engine {name}, one pair"), bytes, samples, report, &|| {
-                once(&[here], 1, &movement)
-            })?;
+            let name = format!("copy engine {name}, one pair");
+            meter.rate(&name, bytes, &|| once(&[here], 1, &movement))?;
         }
     }
     Ok(())
 }
 
-fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+fn all_gather(rigs: &[&Rig], meter: &mut Meter<'_>) -> anyhow::Result<()> {
     let peers = rigs.len() - 1;
     let piece = (ALL_GATHER / peers) & !0xFFFF;
     for (name, streams, push) in [
@@ -133,18 +122,13 @@ fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Resu
             }
             Ok(())
         };
-        rate(
-            &format!("all-gather on {} GPUs by copy engine {name}", rigs.len()),
-            piece * peers,
-            samples,
-            report,
-            &|| once(rigs, streams, &movement),
-        )?;
+        let name = format!("all-gather on {} GPUs by copy engine {name}", rigs.len());
+        meter.rate(&name, piece * peers, &|| once(rigs, streams, &movement))?;
     }
     Ok(())
 }
 
-fn bulk(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+fn bulk(rigs: &[&Rig], meter: &mut Meter<'_>) -> anyhow::Result<()> {
     for (name, push) in [("push", true), ("pull", false)] {
         for (ctas, piece) in BULK {
             let movement = |me: usize, rig: &Rig, _: usize, stream: &TimedStream| {
@@ -167,7 +151,7 @@ fn bulk(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()>
                 rigs.len(),
                 super::size(piece.into())
             );
-            rate(&name, BOX, samples, report, &|| once(rigs, 1, &movement))?;
+            meter.rate(&name, BOX, &|| once(rigs, 1, &movement))?;
         }
     }
     const { assert!((16 << 10) * RING <= Links::MAX_RING_BYTES) };

@@ -12,6 +12,8 @@ use crate::limits;
 use crate::out;
 use crate::report::{Origin, Ranks, check_json, write_json};
 use anyhow::Context;
+use measures::Meter;
+use rig::Rig;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -55,7 +57,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let origin = || Origin::of(true, rigs.len() as u32, Ranks::Threads);
     out::line(&format_args!("{}, {} GPUs\n", origin().device, origin().gpus));
     let mut rows = Vec::new();
-    let samples = args.samples as usize;
     let mut report = |link: Link| {
         let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
         out::line(&format_args!(
@@ -66,10 +67,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         ));
         rows.push(link);
     };
-    measures::with_the_host(&rigs, samples, &mut report)?;
+    let mut meter = Meter { samples: args.samples as usize, report: &mut report };
+    let all: Vec<&Rig> = rigs.iter().collect();
+    measures::host_staging(&all, &mut meter)?;
     if rigs.len() > 1 {
         match rig::reach(&rigs)? {
-            Ok(()) => measures::between(&rigs, samples, &mut report)?,
+            Ok(()) => measures::between(&all, &mut meter)?,
             Err(why) => out::line(&format_args!("between GPUs nothing is measured: {why}")),
         }
     }
