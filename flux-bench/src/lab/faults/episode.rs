@@ -58,19 +58,13 @@ impl Suite<'_> {
             (0..self.ranks.len()).map(|at| self.next_reply(at, limit)).collect::<Result<_, _>>()?;
         let mut early = false;
         for (at, report) in reports.iter().enumerate() {
-            match report {
-                Reply::Done { wrong: 0 } => {}
-                Reply::Done { wrong } => self.tally.count(
-                    Finding::Wrong,
-                    &format!("rank {at}, {wrong} outputs around a short stop"),
-                ),
-                other => {
-                    self.tally.count(
-                        Finding::Misnamed,
-                        &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"),
-                    );
-                    early = true;
-                }
+            if let Reply::Done { wrong } = report {
+                self.tally.count_wrong(at as u32, *wrong, "around a short stop");
+            } else {
+                let words =
+                    format!("rank {at} after {stop:?} of a stop of rank {victim}: {report:?}");
+                self.tally.count(Finding::Misnamed, &words);
+                early = true;
             }
         }
         if early { Err(EarlyEnd(None)) } else { Ok(()) }
@@ -92,15 +86,10 @@ impl Suite<'_> {
         }
         if injection == Injection::Missing {
             let limit = self.limit();
-            match self.next_reply(victim, limit)? {
-                Reply::Done { wrong: 0 } => {}
-                other => {
-                    self.tally.count(
-                        Finding::Broken,
-                        &format!("rank {victim}, which was to stay away, says {other:?}"),
-                    );
-                    return Err(EarlyEnd(None));
-                }
+            let report = self.next_reply(victim, limit)?;
+            if !matches!(report, Reply::Done { wrong: 0 }) {
+                let words = format!("rank {victim}, which was to stay away, says {report:?}");
+                return Err(self.early(Finding::Broken, &words));
             }
         } else {
             std::thread::sleep(moment);
@@ -158,11 +147,8 @@ impl Suite<'_> {
         for at in (0..self.ranks.len()).filter(|&at| at != victim) {
             let report = self.next_reply(at, limit)?;
             let Reply::Failed { how, began, ended, wrong, text } = report else {
-                self.tally.count(
-                    Finding::Misnamed,
-                    &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"),
-                );
-                return Err(EarlyEnd(None));
+                let words = format!("rank {at} after {injection:?} of rank {victim}: {report:?}");
+                return Err(self.early(Finding::Misnamed, &words));
             };
             let lasted = Duration::from_nanos(ended - began);
             let after = Duration::from_nanos(ended.saturating_sub(injected.max(began)));
@@ -178,10 +164,8 @@ impl Suite<'_> {
                 )
             };
             if !named {
-                self.tally.count(
-                    Finding::Misnamed,
-                    &format!("rank {at} after {injection:?} of rank {victim}: {text}"),
-                );
+                let words = format!("rank {at} after {injection:?} of rank {victim}: {text}");
+                self.tally.count(Finding::Misnamed, &words);
             }
             if !timely {
                 let words = format!(
@@ -190,12 +174,8 @@ impl Suite<'_> {
                 );
                 self.tally.count(Finding::Mistimed, &words);
             }
-            if wrong > 0 {
-                self.tally.count(
-                    Finding::Wrong,
-                    &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"),
-                );
-            }
+            let when = format!("before {injection:?} of rank {victim}");
+            self.tally.count_wrong(at as u32, wrong, &when);
         }
         Ok(())
     }
@@ -210,15 +190,15 @@ impl Suite<'_> {
             Some(Reply::Failed { wrong: 0, how, .. })
                 if matches!(how, FailureKind::Aborted { .. }) || how == itself => {}
             None => self.tally.count(Finding::Hang, &format!("rank {}, which ran on", late.rank)),
-            Some(other) => self.tally.count(
-                Finding::Misnamed,
-                &format!("rank {}, which ran on, says {other:?}", late.rank),
-            ),
+            Some(other) => {
+                let words = format!("rank {}, which ran on, says {other:?}", late.rank);
+                self.tally.count(Finding::Misnamed, &words);
+            }
         }
         late.request(Request::Quit)?;
         if !late.ended(limit)? {
-            self.tally
-                .count(Finding::Hang, &format!("rank {}, which ran on, does not end", late.rank));
+            let words = format!("rank {}, which ran on, does not end", late.rank);
+            self.tally.count(Finding::Hang, &words);
         }
         Ok(())
     }
@@ -233,20 +213,12 @@ impl Suite<'_> {
         self.has_failed(&mut late)?;
         let limit = self.limit();
         for at in 0..self.ranks.len() {
-            match self.next_reply(at, limit)? {
-                Reply::Done { wrong: 0 } => {}
-                Reply::Done { wrong } => self.tally.count(
-                    Finding::Wrong,
-                    &format!("rank {at}, {wrong} outputs beside a late rank"),
-                ),
-                other => {
-                    self.tally.count(
-                        Finding::Misnamed,
-                        &format!("rank {at}, beside a late rank: {other:?}"),
-                    );
-                    return Err(EarlyEnd(None));
-                }
-            }
+            let report = self.next_reply(at, limit)?;
+            let Reply::Done { wrong } = report else {
+                let words = format!("rank {at}, beside a late rank: {report:?}");
+                return Err(self.early(Finding::Misnamed, &words));
+            };
+            self.tally.count_wrong(at as u32, wrong, "beside a late rank");
         }
         Ok(())
     }

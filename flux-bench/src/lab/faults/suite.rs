@@ -3,7 +3,6 @@
 //! Invariant: every episode starts with a whole group of working ranks. An episode that ends early
 //! counts against the run and is followed by a new group.
 
-use super::Args;
 use super::device_memory::DeviceMemory;
 use super::interrupt::Interrupt;
 use super::leaks::LeakDetector;
@@ -12,6 +11,7 @@ use super::process::Process;
 use super::residue::{self, SharedMemory};
 use super::tally::{Finding, Injection, Tally};
 use super::usage::Usage;
+use super::{Args, Defects};
 use crate::end;
 use crate::harness::data;
 use crate::out;
@@ -78,7 +78,7 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let temporary = directory.path().join("temporary");
     std::fs::create_dir(&temporary)?;
     let own = Usage::now()?;
-    let tally = {
+    let mut tally = {
         let mut suite = Suite::new(args, directory.path(), &temporary, interrupt);
         suite.fill()?;
         // Nodes have as many ranks each, so there is no group without one of them.
@@ -99,7 +99,6 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
         suite.end()?;
         suite.tally
     };
-    let mut tally = tally;
     let met = residue::all(directory.path())?.into_iter().filter(|path| *path != temporary);
     for left in met.chain(residue::all(&temporary)?).chain(shared.left(Instant::now() + SETTLES)) {
         tally.count(Finding::Residue, &left.display().to_string());
@@ -134,50 +133,34 @@ fn plan(args: &Args) -> Vec<Injection> {
 
 impl<'a> Suite<'a> {
     fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, interrupt: &Interrupt) -> Self {
-        let mut words: Vec<String> = vec!["lab".into(), "faults".into(), "--as-rank".into()];
         // Each new rank 0 of `auto` would say again that there are no GPUs.
         let transport = if args.on_gpus() { args.transport } else { Select::Host };
-        words.extend([
-            "--ranks".into(),
-            args.ranks.to_string(),
-            "--transport".into(),
-            transport.to_string(),
-        ]);
-        words.extend([
-            "--seed".into(),
-            args.seed.to_string(),
-            "--deadline-ms".into(),
-            args.deadline().as_millis().to_string(),
-        ]);
-        words.extend(["--ranks-per-gpu".into(), args.ranks_per_gpu.to_string()]);
+        let mut line = format!(
+            "lab faults --as-rank --ranks {} --transport {transport} --seed {} --deadline-ms {} \
+             --ranks-per-gpu {}",
+            args.ranks,
+            args.seed,
+            args.deadline().as_millis(),
+            args.ranks_per_gpu
+        );
         if let Some(nodes) = args.nodes {
-            words.extend(["--nodes".into(), nodes.to_string()]);
+            line += &format!(" --nodes {nodes}");
         }
-        let (held, tally) =
-            (vec![LeakDetector::default(); args.ranks as usize], Tally::until(interrupt.clone()));
-        let on_device = vec![DeviceMemory::default(); args.ranks as usize];
-        if args.defects.stall {
-            words.push("--stall".into());
+        let Defects { stall, leak, litter } = args.defects;
+        for (wanted, word) in [(stall, " --stall"), (leak, " --leak"), (litter, " --litter")] {
+            line += if wanted { word } else { "" };
         }
-        if args.defects.leak {
-            words.push("--leak".into());
-        }
-        if args.defects.litter {
-            words.push("--litter".into());
-        }
-        let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
-        let interrupt = interrupt.clone();
         Self {
             args,
-            words,
-            rendezvous,
-            temporary,
+            words: line.split(' ').map(str::to_owned).collect(),
+            rendezvous: rendezvous.to_owned(),
+            temporary: temporary.to_owned(),
             ranks: Vec::new(),
-            held,
-            on_device,
-            tally,
+            held: vec![LeakDetector::default(); args.ranks as usize],
+            on_device: vec![DeviceMemory::default(); args.ranks as usize],
+            tally: Tally::until(interrupt.clone()),
             random: 0,
-            interrupt,
+            interrupt: interrupt.clone(),
         }
     }
 
@@ -233,22 +216,15 @@ impl<'a> Suite<'a> {
             let rank = self.ranks[at].rank;
             match report {
                 Reply::Ready { world: of, wrong, usage, device } if of == world => {
-                    if wrong > 0 {
-                        self.tally.count(
-                            Finding::Wrong,
-                            &format!("rank {rank}, {wrong} outputs of a new group"),
-                        );
-                    }
+                    self.tally.count_wrong(rank, wrong, "of a new group");
                     if world == self.args.ranks {
                         self.check(rank, usage, device.filter(|_| alone));
                     }
                 }
                 other => {
-                    self.tally.count(
-                        Finding::Broken,
-                        &format!("rank {rank}, to be ready in a world of {world}: {other:?}"),
-                    );
-                    return Err(EarlyEnd(None));
+                    let words =
+                        format!("rank {rank}, to be ready in a world of {world}: {other:?}");
+                    return Err(self.early(Finding::Broken, &words));
                 }
             }
         }
@@ -259,10 +235,8 @@ impl<'a> Suite<'a> {
     fn check(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
         let on_device = device.and_then(|used| self.on_device[rank as usize].check(used));
         for leak in self.held[rank as usize].check(usage).into_iter().chain(on_device) {
-            self.tally.count(
-                Finding::Residue,
-                &format!("rank {rank} holds more after each rebuild: {leak}"),
-            );
+            let words = format!("rank {rank} holds more after each rebuild: {leak}");
+            self.tally.count(Finding::Residue, &words);
         }
     }
 
@@ -270,14 +244,20 @@ impl<'a> Suite<'a> {
     pub(super) fn next_reply(&mut self, at: usize, limit: Instant) -> Result<Reply, EarlyEnd> {
         let rank = self.ranks[at].rank;
         match self.ranks[at].reply(limit) {
-            Ok(Some(report)) => return Ok(report),
+            Ok(Some(report)) => Ok(report),
             Ok(None) => {
-                self.tally.count(Finding::Hang, &format!("rank {rank} does not answer"));
+                let early = self.early(Finding::Hang, &format!("rank {rank} does not answer"));
                 self.show();
+                Err(early)
             }
-            Err(error) => self.tally.count(Finding::Broken, &end::words(&error)),
+            Err(error) => Err(self.early(Finding::Broken, &end::words(&error))),
         }
-        Err(EarlyEnd(None))
+    }
+
+    /// Counts what ends an episode early.
+    pub(super) fn early(&mut self, finding: Finding, words: &str) -> EarlyEnd {
+        self.tally.count(finding, words);
+        EarlyEnd(None)
     }
 
     /// Shows what every rank does: its threads, and its own report on the standard error.

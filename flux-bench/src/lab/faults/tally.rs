@@ -44,10 +44,8 @@ const ALL: [(Finding, &str); 6] = [
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
-    pub(super) kills: u32,
-    pub(super) short_stops: u32,
-    pub(super) long_stops: u32,
-    pub(super) missing: u32,
+    /// Of each [`Injection`], in their order.
+    injected: [u32; 4],
     pub(super) rebuilt_with_survivors: u32,
     pub(super) rebuilt_whole: u32,
     finding: [u32; ALL.len()],
@@ -67,12 +65,7 @@ impl Tally {
 
     /// Counts a fault that was injected and handled.
     pub(super) fn injected(&mut self, injection: Injection) {
-        *match injection {
-            Injection::Kill => &mut self.kills,
-            Injection::ShortStop => &mut self.short_stops,
-            Injection::LongStop => &mut self.long_stops,
-            Injection::Missing => &mut self.missing,
-        } += 1;
+        self.injected[injection as usize] += 1;
     }
 
     /// Counts something against the run, and says what.
@@ -84,6 +77,13 @@ impl Tally {
         out::line(&format_args!("{finding:?}: {words}"));
     }
 
+    /// Counts a rank's wrong outputs, if there are any.
+    pub(super) fn count_wrong(&mut self, rank: u32, wrong: u64, when: &str) {
+        if wrong > 0 {
+            self.count(Finding::Wrong, &format!("rank {rank}, {wrong} outputs {when}"));
+        }
+    }
+
     /// Whether nothing was counted against the run.
     pub(super) fn clean(&self) -> bool {
         self.finding.iter().all(|&count| count == 0)
@@ -92,22 +92,12 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            kills,
-            short_stops,
-            long_stops,
-            missing,
-            rebuilt_with_survivors,
-            rebuilt_whole,
-            ..
-        } = self;
+        let [kills, short_stops, long_stops, missing] = self.injected;
+        let (survivors, whole) = (self.rebuilt_with_survivors, self.rebuilt_whole);
         write!(
             f,
-            "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; "
-        )?;
-        writeln!(
-            f,
-            "{rebuilt_with_survivors} rebuilds with survivors, {rebuilt_whole} with replacements"
+            "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; \
+             {survivors} rebuilds with survivors, {whole} with replacements\n"
         )?;
         let (loss, timeout) = (self.slowest_loss.as_secs_f64(), self.slowest_timeout.as_secs_f64());
         writeln!(f, "slowest error {loss:.3} s after a kill, {timeout:.3} s after a deadline")?;

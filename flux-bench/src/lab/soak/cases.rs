@@ -2,8 +2,8 @@
 
 use crate::harness::EpilogueSpec;
 use crate::harness::epilogue::{suffix, with_bias};
-use crate::shapes::{self, Layer};
-use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, Scales, WorldSize};
+use crate::shapes::{Layer, layers};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, Scales, WorldSize};
 use flux_ops::{Activation, Operand, OperandSet};
 
 /// One problem of the matrix.
@@ -37,19 +37,12 @@ pub(crate) fn matrix(
 ) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
-    let mut push =
-        |name: &str, op, m, (n, k), numerics, (epilogue, partials): (EpilogueSpec, Partials)| {
-            let numerics: Numerics = numerics;
-            let problem = Problem::new(op, m, n, k, numerics, world)?.with_partials(partials);
-            cases.push(SoakCase {
-                name: format!("{name}{} {problem}", suffix(epilogue)),
-                problem,
-                epilogue,
-                heavy: false,
-            });
-            Ok::<_, ProblemError>(())
-        };
-    let plain = (EpilogueSpec::default(), Partials::Output);
+    let mut add = |name: &str, problem: Problem, epilogue| {
+        let name = format!("{name}{} {problem}", suffix(epilogue));
+        cases.push(SoakCase { name, problem, epilogue, heavy: false });
+    };
+    let problem = |op, m, (n, k), numerics: Numerics| Problem::new(op, m, n, k, numerics, world);
+    let plain = EpilogueSpec::default();
     let operands = OperandSet::EMPTY.with(Operand::Bias, true);
     for &op in ops {
         // Which of n and k is split over the ranks.
@@ -57,18 +50,12 @@ pub(crate) fn matrix(
             if op.gathers() { (split * ranks, whole) } else { (whole, split * ranks) }
         };
         for (name, rows, split, whole) in SMALL {
+            let of = |numerics| problem(op, rows * ranks, extents(split, whole), numerics);
             for dtype in [DType::Bf16, DType::F16] {
-                push(name, op, rows * ranks, extents(split, whole), dtype.into(), plain)?;
+                add(name, of(dtype.into())?, plain);
             }
             if op.reduces() {
-                push(
-                    name,
-                    op,
-                    rows * ranks,
-                    extents(split, whole),
-                    DType::F16.into(),
-                    (plain.0, Partials::F32),
-                )?;
+                add(name, of(DType::F16.into())?.with_partials(Partials::F32), plain);
             }
         }
         // A bias, alone and with each activation, with partial tiles and in the least shape.
@@ -81,32 +68,27 @@ pub(crate) fn matrix(
             {
                 // Gates and ups are of as many columns each.
                 let split = if epilogue.gates.is_some() { 2 * split } else { split };
-                push(
-                    name,
-                    op,
-                    rows * ranks,
-                    extents(split, whole),
-                    dtype.into(),
-                    (epilogue, Partials::Output),
-                )?;
+                let of = problem(op, rows * ranks, extents(split, whole), dtype.into())?;
+                add(name, of, epilogue);
             }
         }
         // The first rank has 8 columns or elements of k more, and with them a tile or a step.
         if ranks > 1 {
             let (n, k) = extents(256, 256);
             let (n, k) = if op.reduces() { (n, k + 8) } else { (n + 8, k) };
-            push("uneven", op, 128 * ranks, (n, k), DType::Bf16.into(), plain)?;
+            add("uneven", problem(op, 128 * ranks, (n, k), DType::Bf16.into())?, plain);
         }
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
-            push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16.into(), plain)?;
+            let of = problem(op, 8 * 129, extents(296, 200), DType::Bf16.into())?;
+            add("unaligned-1032", of, plain);
         }
         // Of 8 bits, with partial tiles: groups of 16, and of 128 with scales of blocks.
         for scales in Scales::OF_E4M3 {
             let group = if scales == Scales::Block { 128 } else { 16 };
             let [split, whole] = [296, 200_usize].map(|extent| extent.next_multiple_of(group));
             let numerics = Numerics::e4m3(scales, DType::Bf16);
-            push("scaled", op, 129 * ranks, extents(split, whole), numerics, plain)?;
+            add("scaled", problem(op, 129 * ranks, extents(split, whole), numerics)?, plain);
         }
     }
     if ops.iter().any(|op| op.gathers()) {
@@ -115,31 +97,14 @@ pub(crate) fn matrix(
         let problem =
             Problem::new(OpKind::AllGatherGemm, 129 * ranks, 504 * ranks, 200, DType::Bf16, world)?
                 .with_weights(&columns)?;
-        for epilogue in
-            [plain.0, EpilogueSpec { operands, activation: Activation::Silu, ..plain.0 }]
-        {
-            cases.push(SoakCase {
-                name: format!("several{} {problem}", suffix(epilogue)),
-                problem,
-                epilogue,
-                heavy: false,
-            });
-        }
+        add("several", problem, plain);
+        add("several", problem, EpilogueSpec { operands, activation: Activation::Silu, ..plain });
     }
     if models {
-        for Layer { name, problem } in shapes::layers(
-            &"gpt3,llama70b".parse()?,
-            ops,
-            &[512, 1024, 2048, 4096, 8192],
-            DType::Bf16,
-            world,
-        )? {
-            cases.push(SoakCase {
-                name: format!("{name} {problem}"),
-                problem,
-                epilogue: plain.0,
-                heavy: true,
-            });
+        let (shapes, ms) = ("gpt3,llama70b".parse()?, [512, 1024, 2048, 4096, 8192]);
+        for Layer { name, problem } in layers(&shapes, ops, &ms, DType::Bf16, world)? {
+            let name = format!("{name} {problem}");
+            cases.push(SoakCase { name, problem, epilogue: plain, heavy: true });
         }
     }
     Ok(cases)

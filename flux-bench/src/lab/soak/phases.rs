@@ -91,8 +91,7 @@ pub(super) fn soak<X: Element, Y: Element>(
         ctx.operand_set_with(op.largest(), run.epilogue)?,
     ];
     let mut soaked = SoakResult::default();
-    let rank =
-        RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
+    let rank = RankCase { ctx, op: &op, run };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
@@ -104,9 +103,7 @@ pub(super) fn soak<X: Element, Y: Element>(
 struct RankCase<'a> {
     ctx: &'a RankContext,
     op: &'a FusedLinear,
-    epilogue: EpilogueSpec,
-    seed: u64,
-    defect: Defect,
+    run: &'a SoakRun,
 }
 
 /// Longest delay of a rank: longer than any of these calls takes on a GPU.
@@ -114,14 +111,16 @@ const LONGEST_NS: u64 = 3_000_000;
 
 impl RankCase<'_> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.largest(), self.seed, call, fill).with_epilogue(self.epilogue)
+        Operands::new(*self.op.largest(), self.run.seed, call, fill)
+            .with_epilogue(self.run.epilogue)
     }
 
     /// Delays this rank in its turn: turns of 4 calls, half of them delayed, in an order by the
     /// seed.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
-        let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.largest().world().get());
-        let random = data::seed(self.seed, pattern, call);
+        let turn =
+            (call / 4).wrapping_add(self.run.seed) % u64::from(self.op.largest().world().get());
+        let random = data::seed(self.run.seed, pattern, call);
         if turn == u64::from(self.ctx.rank().get()) && random.is_multiple_of(2) {
             self.ctx.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;
         }
@@ -132,7 +131,7 @@ impl RankCase<'_> {
         &self,
         set: &mut OperandSet<X, Y>,
     ) -> anyhow::Result<Verdict> {
-        self.defect.apply(self.ctx, set)?;
+        self.run.defect.apply(self.ctx, set)?;
         let problem = set.holds.map_or(*self.op.largest(), |held| held.problem);
         self.ctx.verify(set, &self.op.plan(problem.m() as usize)?)
     }
@@ -194,8 +193,9 @@ impl RankCase<'_> {
         rows.dedup();
         let problems =
             rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
-        let set =
-            |problem| Ok((problem, self.ctx.operand_set_with::<X, Y>(&problem, self.epilogue)?));
+        let set = |problem| {
+            Ok((problem, self.ctx.operand_set_with::<X, Y>(&problem, self.run.epilogue)?))
+        };
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         // To free and to allocate may wait for all kernels of a device that ranks share, and these
         // for the ranks that free.
@@ -205,8 +205,8 @@ impl RankCase<'_> {
         for call in 0..calls {
             // Every order of neighbours.
             let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
-            let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts)
-                .with_epilogue(self.epilogue);
+            let operands = Operands::new(*problem, self.run.seed, 2000 + call, Fill::SmallInts)
+                .with_epilogue(self.run.epilogue);
             self.ctx.fill(set, operands)?;
             self.ctx.poison_results(set)?;
             self.delay(call, 20)?;
