@@ -13,8 +13,7 @@ use super::{
     BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, measure, sustain,
 };
 use crate::end;
-use crate::harness::Fill;
-use crate::harness::{OperandSet, Operands, RankContext, Verdict, build_with};
+use crate::harness::{Fill, OperandSet, Operands, RankContext, Verdict, build_with};
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
@@ -85,83 +84,32 @@ struct Baseline<'a> {
 
 impl RankBench<'_> {
     fn measure<X: Element, Y: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
-        let cases = || self.job.cases.iter();
-        let shown = |row: Row| {
-            if let Some(table) = &self.table {
-                self.bar.suspend(|| out::print(&table.row(&row)));
-            }
-            row
-        };
-        Ok(match (&self.job.rows, self.job.on_gpus) {
-            (None, false) => Measurement::Rounds(
-                cases()
-                    .map(|case| self.on_host::<X, Y>(case).map(shown))
-                    .collect::<anyhow::Result<_>>()?,
+        Ok(match &self.job.rows {
+            None => Measurement::Rounds(self.each(world, |case, baseline| {
+                let row = self.rounds::<X, Y>(case, baseline)?;
+                if let Some(table) = &self.table {
+                    self.bar.suspend(|| out::print(&table.row(&row)));
+                }
+                Ok(row)
+            })?),
+            Some(rows) => Measurement::Serving(
+                self.each(world, |case, baseline| self.serve::<X, Y>(case, rows, baseline))?,
             ),
-            (None, true) => {
-                Measurement::Rounds(self.on_gpus(world, |case, baseline| {
-                    self.on_gpu::<X, Y>(case, baseline).map(shown)
-                }))
-            }
-            (Some(rows), false) => Measurement::Serving(
-                cases()
-                    .map(|case| self.serve_on_host::<X, Y>(case, rows))
-                    .collect::<anyhow::Result<_>>()?,
-            ),
-            (Some(rows), true) => {
-                Measurement::Serving(self.on_gpus(world, |case, baseline| {
-                    self.serve_on_gpu::<X, Y>(case, rows, baseline)
-                }))
-            }
         })
     }
 
-    /// A case's op on the host, and its operands.
-    fn built_on_host<X: Element, Y: Element>(
-        &self,
-        case: &BenchCase,
-    ) -> anyhow::Result<(FusedLinear, OperandSet<X, Y>, u32)> {
-        self.bar.set_message(case.problem.to_string());
-        let (ctx, problem) = (self.ctx, &case.problem);
-        let asked = self.job.execution.on(ctx.comm(), problem)?;
-        let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let asked = Overrides { workers: Some(workers), ..asked };
-        let op = build_with(problem, ctx.comm(), asked, case.epilogue)?;
-        Ok((op, ctx.operand_set_with(&of_libraries(problem)?, case.epilogue)?, workers))
-    }
-
-    fn on_host<X: Element, Y: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
-        let ctx = self.ctx;
-        let (op, mut set, workers) = self.built_on_host::<X, Y>(case)?;
-        let verdict = self.verify(case, &op, &mut set)?;
-        let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
-        let serial = contenders.verify()?;
-        let times = self.times(case, &mut contenders)?;
-        drop(contenders);
-        let verdict = verdict.merge(self.verify(case, &op, &mut set)?);
-        self.row(case, &op, &times, verdict, serial)
-    }
-
-    fn serve_on_host<X: Element, Y: Element>(
-        &self,
-        case: &BenchCase,
-        rows: &Trace,
-    ) -> anyhow::Result<ServingRow> {
-        let (op, mut set, workers) = self.built_on_host::<X, Y>(case)?;
-        self.ctx.fill(&mut set, Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
-        let mut contenders = HostContenders::new(self.ctx, &op, &mut set, workers)?;
-        serving::serve(&mut contenders, self.ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
-    }
-
-    /// What `of` finds of each case. A failure may leave a collective of NCCL behind, and memory
-    /// must not be freed after it.
-    fn on_gpus<R>(
+    /// What `of` finds of each case; there is a baseline on devices. A failure there may leave a
+    /// collective of NCCL behind, and memory must not be freed after it.
+    fn each<R>(
         &self,
         world: &World,
-        of: impl Fn(&BenchCase, &Baseline<'_>) -> anyhow::Result<R>,
-    ) -> Vec<R> {
+        of: impl Fn(&BenchCase, Option<&Baseline<'_>>) -> anyhow::Result<R>,
+    ) -> anyhow::Result<Vec<R>> {
+        let (job, ctx) = (self.job, self.ctx);
+        if !job.on_gpus {
+            return job.cases.iter().map(|case| of(case, None)).collect();
+        }
         let all = || {
-            let (job, ctx) = (self.job, self.ctx);
             let need = job
                 .cases
                 .iter()
@@ -170,73 +118,79 @@ impl RankBench<'_> {
                 .unwrap_or(0);
             tracing::debug!(bytes = need, "operands on each device");
             let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
-            let id = unique_id(ctx.comm())?;
-            let nccl = Comm::join(
-                &device,
-                id,
-                world.rank().get(),
-                world.size().get(),
-                Duration::from_mins(1),
-            )?;
+            let (id, limit) = (unique_id(ctx.comm())?, Duration::from_mins(1));
+            let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), limit)?;
             let watchdog = Watchdog::start(world, ctx.comm().deadline() * 2)?;
             let baseline = Baseline { world, nccl: &nccl, watchdog: &watchdog };
-            job.cases.iter().map(|case| of(case, &baseline)).collect::<anyhow::Result<_>>()
+            job.cases.iter().map(|case| of(case, Some(&baseline))).collect::<anyhow::Result<_>>()
         };
-        all().unwrap_or_else(|error| end::give_up(world.rank(), &error))
+        Ok(all().unwrap_or_else(|error| end::give_up(world.rank(), &error)))
     }
 
-    fn serve_on_gpu<X: Element, Y: Element>(
+    /// A case's op, and the threads that it has on the host.
+    fn built(&self, case: &BenchCase) -> anyhow::Result<(FusedLinear, u32)> {
+        self.bar.set_message(case.problem.to_string());
+        let (comm, problem) = (self.ctx.comm(), &case.problem);
+        let asked = self.job.execution.on(comm, problem)?;
+        let threads = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
+        let workers = if self.job.on_gpus { asked.workers } else { Some(threads) };
+        Ok((build_with(problem, comm, Overrides { workers, ..asked }, case.epilogue)?, threads))
+    }
+
+    fn serve<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
         rows: &Trace,
-        baseline: &Baseline<'_>,
+        baseline: Option<&Baseline<'_>>,
     ) -> anyhow::Result<ServingRow> {
-        let ctx = self.ctx;
-        self.bar.set_message(case.problem.to_string());
-        let asked = self.job.execution.on(ctx.comm(), &case.problem)?;
-        let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
-        let mut sets = [ctx.operand_set::<X, Y>(&case.problem)?];
+        let (ctx, defect, tick) = (self.ctx, self.job.defect, || self.bar.inc(1));
+        let (op, threads) = self.built(case)?;
+        let padded = of_libraries(&case.problem)?;
+        let mut sets = [ctx.operand_set_with::<X, Y>(&padded, case.epilogue)?];
         ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
-        let mut contenders =
-            GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
-        let served = baseline.watchdog.guard(|| {
+        let Some(Baseline { world, nccl, watchdog }) = baseline else {
+            let mut contenders = HostContenders::new(ctx, &op, &mut sets[0], threads)?;
+            return serving::serve(&mut contenders, ctx, case, rows, defect, &tick);
+        };
+        let mut contenders = GpuContenders::new(ctx, nccl, &op, &mut sets, watchdog)?;
+        let served = watchdog.guard(|| {
             contenders.prepare()?;
-            serving::serve(&mut contenders, ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
+            serving::serve(&mut contenders, ctx, case, rows, defect, &tick)
         });
         // Here, while all that a collective may still use is there.
-        Ok(served.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error)))
+        Ok(served.unwrap_or_else(|error| end::give_up(world.rank(), &error)))
     }
 
-    fn on_gpu<X: Element, Y: Element>(
+    fn rounds<X: Element, Y: Element>(
         &self,
         case: &BenchCase,
-        baseline: &Baseline<'_>,
+        baseline: Option<&Baseline<'_>>,
     ) -> anyhow::Result<Row> {
-        let (job, ctx) = (self.job, self.ctx);
-        self.bar.set_message(case.problem.to_string());
-        let asked = job.execution.on(ctx.comm(), &case.problem)?;
-        let op = build_with(&case.problem, ctx.comm(), asked, case.epilogue)?;
-        let padded = of_libraries(&case.problem)?;
-        let sets = (0..SETS).map(|_| ctx.operand_set_with::<X, Y>(&padded, case.epilogue));
+        let (ctx, padded) = (self.ctx, of_libraries(&case.problem)?);
+        let (op, threads) = self.built(case)?;
+        let count = if baseline.is_some() { SETS } else { 1 };
+        let sets = (0..count).map(|_| ctx.operand_set_with::<X, Y>(&padded, case.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = self.verify(case, &op, &mut sets[0])?;
-        for (call, set) in sets.iter_mut().enumerate() {
-            // The serial path's further rows stay.
-            for problem in [padded, case.problem] {
-                let operands = Operands::new(problem, SEED, call as u64, Fill::Uniform);
-                ctx.fill(set, operands.with_epilogue(case.epilogue))?;
+        let (serial, times) = if let Some(Baseline { world, nccl, watchdog }) = baseline {
+            for (call, set) in sets.iter_mut().enumerate() {
+                // The serial path's further rows stay.
+                for problem in [padded, case.problem] {
+                    let operands = Operands::new(problem, SEED, call as u64, Fill::Uniform);
+                    ctx.fill(set, operands.with_epilogue(case.epilogue))?;
+                }
             }
-        }
-        let mut contenders =
-            GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
-        let measured = baseline.watchdog.guard(|| {
-            contenders.prepare()?;
-            Ok((contenders.verify()?, self.times(case, &mut contenders)?))
-        });
-        // Here, while all that a collective may still use is there.
-        let (serial, times) =
-            measured.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error));
-        drop(contenders);
+            let mut contenders = GpuContenders::new(ctx, nccl, &op, &mut sets, watchdog)?;
+            let measured = watchdog.guard(|| {
+                contenders.prepare()?;
+                Ok((contenders.verify()?, self.times(case, &mut contenders)?))
+            });
+            // Here, while all that a collective may still use is there.
+            measured.unwrap_or_else(|error| end::give_up(world.rank(), &error))
+        } else {
+            let mut contenders = HostContenders::new(ctx, &op, &mut sets[0], threads)?;
+            (contenders.verify()?, self.times(case, &mut contenders)?)
+        };
         let verdict = verdict.merge(self.verify(case, &op, &mut sets[0])?);
         self.row(case, &op, &times, verdict, serial)
     }
