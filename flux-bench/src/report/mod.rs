@@ -2,7 +2,6 @@
 //!
 //! Invariant: [`Row::new`] derives a row from four times of the same run.
 
-mod date;
 mod execution;
 mod head;
 mod json;
@@ -14,7 +13,6 @@ mod sustained;
 mod table;
 
 pub use crate::machine::Ranks;
-pub(crate) use date::now;
 pub use execution::Execution;
 pub(crate) use head::Head;
 pub(crate) use json::{check_json, write_json};
@@ -36,7 +34,7 @@ use crate::out;
 use flux_core::{Problem, metrics};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Version of a record's format.
 pub const SCHEMA: u32 = 2;
@@ -200,6 +198,11 @@ pub(crate) fn deliver(
 ) -> anyhow::Result<()> {
     out::print(&table);
     json.map_or(Ok(()), |path| write_json(path, report))
+}
+
+/// Now, UTC, as `2026-11-20T07:00:00Z`.
+pub(crate) fn now() -> String {
+    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 /// The median, as a time.

@@ -65,18 +65,4 @@ impl Origin {
             ..self
         }
     }
-
-    /// A run for tests.
-    #[cfg(test)]
-    pub(crate) fn of_a_test(device: &str, gpus: u32, command: &str) -> Self {
-        Self {
-            device: device.to_owned(),
-            gpus,
-            driver: Some("580.1".to_owned()),
-            commit: "0123".to_owned(),
-            date: "2026-11-21T08:37:56Z".to_owned(),
-            command: command.to_owned(),
-            ..Self::default()
-        }
-    }
 }

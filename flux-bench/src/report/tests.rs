@@ -1,6 +1,21 @@
 use super::*;
 use flux_core::{DType, OpKind, WorldSize};
 
+impl Origin {
+    /// A run for tests.
+    pub(crate) fn of_a_test(device: &str, gpus: u32, command: &str) -> Self {
+        Self {
+            device: device.to_owned(),
+            gpus,
+            driver: Some("580.1".to_owned()),
+            commit: "0123".to_owned(),
+            date: "2026-11-21T08:37:56Z".to_owned(),
+            command: command.to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
 fn flat(ms: f64) -> Times {
     Times { p10: ms, median: ms, p90: ms }
 }

@@ -76,20 +76,12 @@ struct TuneJob {
 
 /// `90`, `120s`, `10m` or `1h`.
 fn budget(word: &str) -> Result<Duration, String> {
-    let (number, unit) =
-        word.split_at(word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len()));
-    let seconds = [("", 1), ("s", 1), ("m", 60), ("h", 3600)]
-        .into_iter()
-        .find(|&(name, _)| name == unit)
-        .map(|(_, seconds)| seconds);
-    let found = number
-        .parse::<u64>()
-        .ok()
-        .zip(seconds)
-        .and_then(|(number, seconds)| number.checked_mul(seconds));
-    let day = 86_400;
+    let units = [("h", 3600), ("m", 60), ("s", 1), ("", 1)];
+    let found = units.into_iter().find_map(|(unit, seconds)| {
+        word.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
+    });
     found
-        .filter(|seconds| (1..=day).contains(seconds))
+        .filter(|seconds| (1..=86_400).contains(seconds))
         .map(Duration::from_secs)
         .ok_or_else(|| format!("{word:?} is no time as in 120s or 10m, up to 24h"))
 }
