@@ -1,8 +1,8 @@
 //! What is drawn of a row.
 
 use super::draw::{Mark, Style};
-use crate::report::{PeerRow, PeersReport};
-use crate::report::{Report, Row};
+use crate::harness::Times;
+use crate::report::{PeerRow, PeersReport, Report, Row};
 
 /// One contender through all panels.
 pub(super) struct Curve<'a> {
@@ -13,7 +13,7 @@ pub(super) struct Curve<'a> {
 
 enum Of<'a> {
     Own(fn(&Row) -> f64),
-    Peer(&'a PeersReport, fn(&PeerRow) -> Option<f64>),
+    Peer(&'a PeersReport, fn(&PeerRow) -> Option<Times>),
 }
 
 /// So many curves are the report's own: the first ones.
@@ -26,48 +26,26 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
     } else {
         "serial (collective + GEMM)"
     };
-    let mut curves = vec![
-        Curve {
-            name: "flux".to_owned(),
-            style: Style { colour: "#2f81f7", mark: Mark::Circle },
-            of: Of::Own(|r| r.t_op_ms.median),
-        },
-        Curve {
-            name: serial.to_owned(),
-            style: Style { colour: "#d9730d", mark: Mark::Square },
-            of: Of::Own(|r| r.t_serial_ms.median),
-        },
+    let own: [(&str, &str, Mark, fn(&Row) -> f64); OWN] = [
+        ("flux", "#2f81f7", Mark::Circle, |r| r.t_op_ms.median),
+        (serial, "#d9730d", Mark::Square, |r| r.t_serial_ms.median),
     ];
-    if let Some(peers) = peers {
-        let name = |what| format!("PyTorch {} {what}", short(&peers.torch));
-        let (fused, in_turn) =
-            (|r: &PeerRow| Some(r.async_tp_ms?.median), |r: &PeerRow| Some(r.serial_ms?.median));
-        curves.push(Curve {
-            name: name("async-TP"),
-            style: Style { colour: "#8957e5", mark: Mark::Triangle },
-            of: Of::Peer(peers, fused),
-        });
-        curves.push(Curve {
-            name: name("serial (NCCL + torch.mm)"),
-            style: Style { colour: "#2da44e", mark: Mark::Diamond },
-            of: Of::Peer(peers, in_turn),
-        });
-        let (one_shot, two_shot) =
-            (|r: &PeerRow| Some(r.one_shot_ms?.median), |r: &PeerRow| Some(r.two_shot_ms?.median));
-        curves.push(Curve {
-            name: name("one-shot"),
-            style: Style { colour: "#bf3989", mark: Mark::Cross },
-            of: Of::Peer(peers, one_shot),
-        });
-        curves.push(Curve {
-            name: name("two-shot"),
-            style: Style { colour: "#8a6d00", mark: Mark::Plus },
-            of: Of::Peer(peers, two_shot),
-        });
-        // Others than these ran at none of the shapes.
-        curves.retain(|curve| report.rows.iter().any(|row| curve.ratio(row).is_some()));
-    }
-    curves
+    let curve = |name, colour, mark, of| Curve { name, style: Style { colour, mark }, of };
+    let own = own.map(|(name, colour, mark, of)| curve(name.to_owned(), colour, mark, Of::Own(of)));
+    let Some(peers) = peers else { return own.into() };
+    let ways: [(&str, &str, Mark, fn(&PeerRow) -> Option<Times>); 4] = [
+        ("async-TP", "#8957e5", Mark::Triangle, |r| r.async_tp_ms),
+        ("serial (NCCL + torch.mm)", "#2da44e", Mark::Diamond, |r| r.serial_ms),
+        ("one-shot", "#bf3989", Mark::Cross, |r| r.one_shot_ms),
+        ("two-shot", "#8a6d00", Mark::Plus, |r| r.two_shot_ms),
+    ];
+    let theirs = ways.map(|(what, colour, mark, of)| {
+        let name = format!("PyTorch {} {what}", short(&peers.torch));
+        curve(name, colour, mark, Of::Peer(peers, of))
+    });
+    // Others than these ran at none of the shapes.
+    let ran = |curve: &Curve<'_>| report.rows.iter().any(|row| curve.ratio(row).is_some());
+    own.into_iter().chain(theirs).filter(ran).collect()
 }
 
 /// A version without what is local to its build.
@@ -80,7 +58,7 @@ impl Curve<'_> {
     pub(super) fn ratio(&self, row: &Row) -> Option<f64> {
         let time = match self.of {
             Of::Own(of) => of(row),
-            Of::Peer(peers, of) => of(peers.of(row)?)?,
+            Of::Peer(peers, of) => of(peers.of(row)?)?.median,
         };
         Some(time / row.t_gemm_ms.median)
     }

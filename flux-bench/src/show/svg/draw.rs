@@ -37,44 +37,32 @@ pub(super) fn curve(
     let mut path = String::new();
     for Point { x, y } in points {
         let _ = write!(path, "{}{x:.1},{y:.1}", if path.is_empty() { "" } else { " " });
-        let _ = match mark {
+        let (left, above) = (x - 3.0, y - 4.0);
+        let mark = match mark {
             Mark::Circle => {
-                writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>")
+                format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>")
             }
-            Mark::Square => {
-                writeln!(
-                    out,
-                    "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"6\" height=\"6\" fill=\"{colour}\"/>",
-                    x - 3.0,
-                    y - 3.0
-                )
+            Mark::Square => format!(
+                "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"6\" height=\"6\" fill=\"{colour}\"/>",
+                y - 3.0
+            ),
+            Mark::Triangle => format!("<path d=\"M{x:.1} {above:.1}l4 7h-8z\" fill=\"{colour}\"/>"),
+            Mark::Cross => stroke(&format!("M{:.1} {:.1}l7 7m0 -7l-7 7", x - 3.5, y - 3.5), colour),
+            Mark::Plus => stroke(&format!("M{:.1} {y:.1}h8m-4 -4v8", x - 4.0), colour),
+            Mark::Diamond => {
+                format!("<path d=\"M{x:.1} {above:.1}l4 4l-4 4l-4 -4z\" fill=\"{colour}\"/>")
             }
-            Mark::Triangle => {
-                writeln!(out, "<path d=\"M{x:.1} {:.1}l4 7h-8z\" fill=\"{colour}\"/>", y - 4.0)
-            }
-            Mark::Cross => writeln!(
-                out,
-                "<path d=\"M{:.1} {:.1}l7 7m0 -7l-7 7\" stroke=\"{colour}\" \
-                 stroke-width=\"2\"/>",
-                x - 3.5,
-                y - 3.5
-            ),
-            Mark::Plus => writeln!(
-                out,
-                "<path d=\"M{:.1} {y:.1}h8m-4 -4v8\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-                x - 4.0
-            ),
-            Mark::Diamond => writeln!(
-                out,
-                "<path d=\"M{x:.1} {:.1}l4 4l-4 4l-4 -4z\" fill=\"{colour}\"/>",
-                y - 4.0
-            ),
         };
+        let _ = writeln!(out, "{mark}");
     }
     let _ = writeln!(
         out,
         "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"
     );
+}
+
+fn stroke(path: &str, colour: &str) -> String {
+    format!("<path d=\"{path}\" stroke=\"{colour}\" stroke-width=\"2\"/>")
 }
 
 /// A bar from its corner on the left above.
