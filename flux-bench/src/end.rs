@@ -50,28 +50,44 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     text
 }
 
-/// Errors that ranks of this process gave up with, each with the ranks that repeated it.
-static GIVEN_UP: Mutex<Vec<(Rank, String, Vec<Rank>)>> = Mutex::new(Vec::new());
+/// What ranks say, in the order in which it is first said, each with all that say it.
+#[derive(Debug, Default)]
+pub(crate) struct Told(pub(crate) Vec<(Vec<Rank>, String)>);
+
+impl Told {
+    /// Whether `rank` is the first to say so.
+    pub(crate) fn add(&mut self, rank: Rank, words: String) -> bool {
+        if let Some((ranks, _)) = self.0.iter_mut().find(|(_, known)| *known == words) {
+            ranks.push(rank);
+            return false;
+        }
+        self.0.push((vec![rank], words));
+        true
+    }
+}
+
+/// Errors that ranks of this process gave up with.
+static GIVEN_UP: Mutex<Told> = Mutex::new(Told(Vec::new()));
 
 /// Reports what a rank failed with and ends the process, as its stream may wait in a collective of
 /// NCCL for ever. It reports at once, before the rank leaves its world: a launcher ends a rank as
 /// soon as another fails for want of it.
 pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
-    let words = words(error);
     {
         let mut told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, _, others)) = told.iter_mut().find(|(_, known, _)| *known == words) {
-            others.push(rank);
-        } else {
-            say(&format!("rank {rank}: {words}"));
-            told.push((rank, words, Vec::new()));
+        if told.add(rank, words(error)) {
+            say(&format!("rank {rank}: {}", words(error)));
         }
     }
     std::thread::sleep(LAST_WORDS);
     // Held to the end, so that no rank reports twice.
     let told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
-    for (first, _, others) in told.iter().filter(|(_, _, others)| !others.is_empty()) {
-        say(&format!("{}: the same as rank {first}", named(others)));
+    for (ranks, _) in &told.0 {
+        if let [first, others @ ..] = &ranks[..]
+            && !others.is_empty()
+        {
+            say(&format!("{}: the same as rank {first}", named(others)));
+        }
     }
     now(1)
 }

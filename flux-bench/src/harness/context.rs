@@ -95,7 +95,7 @@ impl RankContext {
                 );
             }
             Buffer::Cuda { block, .. } => {
-                self.expect_gpu()?.fill(block, window, seed, fill, T::DTYPE)?;
+                self.expect_gpu()?.fill(block, 0, window, seed, fill, T::DTYPE)?;
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Invariant: when [`on_threads`] returns, every rank's body has ended. An error names each failed
 //! rank, and each reason once.
 
-use crate::end;
+use crate::end::{self, Told};
 use anyhow::{Context, anyhow};
 use flux_core::Rank;
 use flux_transport::World;
@@ -34,27 +34,14 @@ pub(crate) fn on_threads<R: Send>(
     if results.iter().all(Result::is_ok) {
         return results.into_iter().collect();
     }
-    let failed = (0..)
-        .map(Rank::new)
-        .zip(results)
-        .filter_map(|(rank, result)| Some((rank, end::words(&result.err()?))));
-    let lines: Vec<String> = alike(failed)
-        .into_iter()
-        .map(|(ranks, words)| format!("{}: {words}", named(&ranks)))
-        .collect();
-    Err(anyhow!(lines.join("\n")))
-}
-
-/// What ranks say, in the order in which it is first said, each with all that say it.
-fn alike(said: impl Iterator<Item = (Rank, String)>) -> Vec<(Vec<Rank>, String)> {
-    let mut told: Vec<(Vec<Rank>, String)> = Vec::new();
-    for (rank, words) in said {
-        match told.iter_mut().find(|(_, known)| *known == words) {
-            Some((ranks, _)) => ranks.push(rank),
-            None => told.push((vec![rank], words)),
-        }
+    let mut told = Told::default();
+    for (rank, error) in
+        (0..).map(Rank::new).zip(results).filter_map(|(r, of)| Some((r, of.err()?)))
+    {
+        told.add(rank, end::words(&error));
     }
-    told
+    let line = |(ranks, words): &(Vec<Rank>, String)| format!("{}: {words}", named(ranks));
+    Err(anyhow!(told.0.iter().map(line).collect::<Vec<_>>().join("\n")))
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -75,19 +75,8 @@ impl Gpu {
         }
     }
 
+    /// Fills a window of a matrix from byte `offset` of the memory on.
     pub(crate) fn fill(
-        &self,
-        to: &DeviceBlock,
-        window: Window,
-        seed: u64,
-        fill: Fill,
-        dtype: DType,
-    ) -> anyhow::Result<()> {
-        self.fill_at(to, 0, window, seed, fill, dtype)
-    }
-
-    /// The same, from byte `offset` of the memory on.
-    pub(crate) fn fill_at(
         &self,
         to: &DeviceBlock,
         offset: usize,
@@ -311,28 +300,14 @@ impl Gpu {
         Ok(f64::from(self.start.elapsed_ms(&self.end)?))
     }
 
+    /// Copies to the start of a block.
     pub(crate) fn upload(&self, to: &DeviceBlock, from: &[u8]) -> anyhow::Result<()> {
-        self.upload_at(to, 0, from)
-    }
-
-    /// The same, from byte `first` of the memory on.
-    pub(crate) fn upload_at(
-        &self,
-        to: &DeviceBlock,
-        first: usize,
-        from: &[u8],
-    ) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            first + from.len() <= to.bytes(),
-            "{} bytes from {first} on do not fit {}",
-            from.len(),
-            to.bytes()
-        );
+        let (bytes, room) = (from.len(), to.bytes());
+        anyhow::ensure!(bytes <= room, "{bytes} bytes do not fit {room}");
         self.device.bind()?;
-        let address = to.address() + first as u64;
         // SAFETY: the block holds as many bytes, and the stream is synchronised before the slice
         // goes.
-        unsafe { result::memcpy_htod_async(address, from, self.stream.cu_stream())? };
+        unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream())? };
         self.synchronize()
     }
 

@@ -275,7 +275,7 @@ impl<'a> KernelContenders<'a> {
             let half = epoch.half() * program.workspace().half_stride() as usize;
             let (rows, dtype) = (mock_peers::gathered(program), problem.numerics().operand);
             if problem.numerics().scales == Scales::None {
-                return gpu.fill_at(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
+                return gpu.fill(&self.own, half, rows, operands.seed_x, operands.fill, dtype);
             }
             let of_x = Part::of_x(problem, operands.generator_of_x(), rows, FIRST);
             return gpu.fill_codes(&self.own, half, &of_x, bytes_behind_rows(problem));

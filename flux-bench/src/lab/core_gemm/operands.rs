@@ -71,8 +71,8 @@ impl OperandBlocks {
     ) -> anyhow::Result<()> {
         let Some(scales) = &self.scales else {
             let dtype = operands.problem.numerics().operand;
-            gpu.fill(&self.x, x, operands.seed_x, operands.fill, dtype)?;
-            return gpu.fill(&self.w, w, operands.seed_w, operands.fill, dtype);
+            gpu.fill(&self.x, 0, x, operands.seed_x, operands.fill, dtype)?;
+            return gpu.fill(&self.w, 0, w, operands.seed_w, operands.fill, dtype);
         };
         let parts = operands.parts([x, w], source);
         let [of_x, of_w] = &parts;

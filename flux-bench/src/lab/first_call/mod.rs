@@ -96,35 +96,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCallRow> {
     let (row, log) = (folder.join("row"), folder.join("log"));
     let mut command = Command::new(std::env::current_exe()?);
-    command.args([
-        "lab",
-        "first-call",
-        "--ops",
-        case.problem.op().name(),
-        "--shapes",
-        &case.name,
-        "--dtype",
-        case.problem.numerics().operand.name(),
-    ]);
-    command
-        .args([
-            "--ms",
-            &case.problem.m().to_string(),
-            "--tp",
-            &tp.to_string(),
-            "--transport",
-            &args.transport.to_string(),
-            "--here",
-        ])
-        .arg(&row);
+    let Layer { name, problem } = case;
+    let line = format!(
+        "lab first-call --ops {} --shapes {name} --dtype {} --ms {} --tp {tp} --transport {} --here",
+        problem.op().name(),
+        problem.numerics().operand.name(),
+        problem.m(),
+        args.transport
+    );
+    command.args(line.split(' ')).arg(&row);
     if args.defect.spoil {
         command.arg("--spoil");
     }
     let said = || limited::tail(&log, 20).join("\n");
     match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
         Some(status) if status.success() => {}
-        Some(status) => bail!("{} failed, {status}:\n{}", case.problem, said()),
-        None => bail!("{} took more than {} s: see --limit\n{}", case.problem, args.limit, said()),
+        Some(status) => bail!("{problem} failed, {status}:\n{}", said()),
+        None => bail!("{problem} took more than {} s: see --limit\n{}", args.limit, said()),
     }
     Ok(serde_json::from_slice(&std::fs::read(&row)?)?)
 }
