@@ -5,8 +5,7 @@
 mod requirements;
 
 use crate::harness::gpu;
-use crate::machine;
-use crate::out;
+use crate::{machine, out};
 use flux_cuda::DeviceInfo;
 use flux_kernels::KernelTarget;
 use flux_transport::Select;

@@ -15,20 +15,16 @@ mod shared_files;
 pub(crate) mod sustained;
 mod watchdog;
 
-pub(crate) use measure::WARM_UP;
-pub(crate) use measure::in_round;
 use measure::{Contenders, measure};
+pub(crate) use measure::{WARM_UP, in_round};
 use sustained::sustain;
 
-use crate::end;
 use crate::harness::epilogue::{of_op, problem_with, suffix};
 use crate::harness::{Defect, EpilogueArgs, EpilogueSpec, ranks};
-use crate::launch;
-use crate::limits;
-use crate::machine;
 use crate::plan::OverrideArgs;
 use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{end, launch, limits, machine};
 use anyhow::{Context, ensure};
 use flux_core::{Numerics, Partials, Problem, WorldSize};
 use flux_ops::{Activation, Operand};

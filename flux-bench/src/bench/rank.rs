@@ -4,23 +4,20 @@
 //! host's barrier, which stands for a collective's own waits.
 
 use super::gpu_contenders::{GpuContenders, SETS};
-use super::gpu_serial;
 use super::host_contenders::HostContenders;
 use super::serial::of_libraries;
 use super::serving::{self, Trace};
 use super::watchdog::Watchdog;
 use super::{
-    BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, measure, sustain,
+    BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, gpu_serial, measure,
+    sustain,
 };
-use crate::end;
 use crate::harness::{Fill, OperandSet, Operands, RankContext, Verdict, build_with};
-use crate::machine;
-use crate::out;
 use crate::plan::Overrides;
-use crate::progress;
 use crate::report::{
     Measured, Origin, Placement, Row, RowTable, ServingRow, Setup, Sustained, Verified,
 };
+use crate::{end, machine, out, progress};
 use anyhow::Context;
 use flux_kernels::{Element, with_elements};
 use flux_ops::FusedLinear;

@@ -7,9 +7,8 @@
 //! GELU and SiLU nothing is off.
 
 use super::verdict::{MadeBy, Verdict, Violation};
-use crate::harness::Fill;
 use crate::harness::data::{self, Window};
-use crate::harness::{Operands, bias_window, elements, scaled, y_window};
+use crate::harness::{Fill, Operands, bias_window, elements, scaled, y_window};
 use flux_core::Rank;
 use flux_kernels::{Element, Operand};
 use flux_testkit::reference::{Finished, Reduction, Sum, Terms, normalised};

@@ -18,11 +18,10 @@ pub(crate) use timeline::Drawings;
 #[cfg(test)]
 pub(crate) use timeline::page as of_timelines;
 
-use crate::atomic_file;
 use crate::compare::{self, Bound};
-use crate::out;
 use crate::record::{self, Record};
 use crate::report::PeersReport;
+use crate::{atomic_file, out};
 use anyhow::{Context, ensure};
 use html::Html;
 use std::fs;

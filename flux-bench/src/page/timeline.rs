@@ -4,10 +4,9 @@
 //! is, and the exposed wait of the title is the sum of the waits that are drawn.
 
 use super::html::{self, Cell, Column, Html};
-use crate::atomic_file;
-use crate::report;
 use crate::show::{TimeScale, timeline_chart, timeline_legend, timelines};
 use crate::timeline::{Call, Worker, lives, percent, total, us};
+use crate::{atomic_file, report};
 use anyhow::Context;
 use flux_core::timeline::Phase;
 use std::path::{Path, PathBuf};

@@ -15,8 +15,9 @@ pub use layers::{LayerRow, LayersReport};
 pub(crate) use simulated::SimulatedReport;
 
 use crate::lab::{CoreReport, FIRST_CALL_SCHEMA, FirstCallReport};
-use crate::report::ServingReport;
-use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Report, SCHEMA, SERVING_SCHEMA};
+use crate::report::{
+    Origin, PEERS_SCHEMA, PeersReport, Report, SCHEMA, SERVING_SCHEMA, ServingReport,
+};
 use anyhow::{Context, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -3,8 +3,7 @@
 //! Invariant: a file is whole under its name, or not there. JSON in the standard output is alone
 //! there.
 
-use crate::atomic_file;
-use crate::out;
+use crate::{atomic_file, out};
 use anyhow::Context;
 use serde::Serialize;
 use std::fs;

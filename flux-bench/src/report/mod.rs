@@ -18,13 +18,11 @@ pub(crate) use head::Head;
 pub(crate) use json::{check_json, write_json};
 pub(crate) use origin::Origin;
 pub use peers::PeersReport;
-pub(crate) use peers::table as peers_table;
-pub(crate) use peers::{PEERS_SCHEMA, PeerRow};
+pub(crate) use peers::{PEERS_SCHEMA, PeerRow, table as peers_table};
 pub use placement::Placement;
 pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
-pub(crate) use sustained::Sustained;
-pub(crate) use sustained::table as sustained_table;
+pub(crate) use sustained::{Sustained, table as sustained_table};
 pub(crate) use table::{
     Column, RowTable, Setup, aligned, columns, dashed, ms, resolved, verdict, what_it_shows,
 };

@@ -12,8 +12,6 @@ use input::{Input, Wanted};
 use output::{Extents, Output, Tensor};
 use quantised::with_scales;
 
-use crate::atomic_file;
-use crate::end;
 use crate::harness::data::Window;
 use crate::harness::epilogue::problem_with;
 use crate::harness::scaled::bytes_behind_rows;
@@ -21,10 +19,8 @@ use crate::harness::{
     EpilogueArgs, EpilogueSpec, NoMemory, Norm, RankContext, bias_window, build_with, elements,
     ranks, result_window, room, w_window, x_window, y_window,
 };
-use crate::launch;
-use crate::machine;
-use crate::out;
 use crate::plan::Overrides;
+use crate::{atomic_file, end, launch, machine, out};
 use anyhow::{Context, ensure};
 use flux_core::{OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::{Element, with_elements};

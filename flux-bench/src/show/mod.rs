@@ -15,11 +15,10 @@ pub(crate) use svg::{
     timelines,
 };
 
-use crate::atomic_file;
 use crate::compare::{self, Bound};
-use crate::out;
 use crate::record::{self, Record};
 use crate::report::{PeersReport, Report};
+use crate::{atomic_file, out};
 use anyhow::{bail, ensure};
 use std::path::{Path, PathBuf};
 

@@ -13,12 +13,10 @@ pub(crate) use row::{SimulatedRow, timeline};
 pub use row::{Simulation, plans, table};
 
 use crate::harness::PlannedLayer;
-use crate::out;
 use crate::page::Drawings;
 use crate::plan::PlanArgs;
-use crate::record;
-use crate::report;
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{out, record, report};
 use anyhow::Context;
 use flux_core::machine::Machine;
 use serde::Serialize;

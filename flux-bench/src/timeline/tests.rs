@@ -4,11 +4,9 @@
 
 use super::*;
 use crate::harness::PlannedLayer;
-use crate::page;
 use crate::plan::PlanArgs;
 use crate::shapes::{Layer, world};
-use crate::simulate;
-use crate::trace;
+use crate::{page, simulate, trace};
 use Phase::{Add, Multiply, Send, Wait};
 use flux_core::machine::Machine;
 use flux_core::program::Sink;

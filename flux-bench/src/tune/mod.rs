@@ -6,10 +6,8 @@
 mod rank;
 
 use crate::harness::ranks;
-use crate::launch;
-use crate::machine;
-use crate::out;
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{launch, machine, out};
 use anyhow::Context;
 use flux_core::{Numerics, Partials, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};

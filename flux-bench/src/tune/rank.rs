@@ -3,10 +3,8 @@
 //! Invariant: every rank takes the same steps; rank 0 says before each layer whether it is begun.
 
 use super::TuneJob;
-use crate::machine;
-use crate::out;
-use crate::progress;
 use crate::shapes::Layer;
+use crate::{machine, out, progress};
 use flux_core::Problem;
 use flux_ops::{OpSpec, Outcome, Timing, TuneError, TuneOptions, Tuned};
 use flux_transport::{Communicator, World};

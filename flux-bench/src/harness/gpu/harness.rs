@@ -1,10 +1,9 @@
 //! A rank's device with the harness's kernels, and the stream on which everything of the rank goes.
 
 use super::kernels;
-use crate::harness::Fill;
 use crate::harness::data::Window;
 use crate::harness::scaled::{Generator, Part, ScaleLayout};
-use crate::harness::{MadeBy, Operands, Verdict, Violation};
+use crate::harness::{Fill, MadeBy, Operands, Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Rank};
 use flux_cuda::{CudaDevice, DeviceBlock, Event};

@@ -12,10 +12,10 @@ use super::sm80_gemm::{kernels_of, launch, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS, in_round};
 use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::{Gpu, choice, kernels};
-use crate::harness::reference;
 use crate::harness::scaled::{Part, bytes_behind_rows};
 use crate::harness::{
-    FIRST, Fill, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, w_window, x_window,
+    FIRST, Fill, MadeBy, Operands, PlannedLayer, Span, Times, Verdict, reference, w_window,
+    x_window,
 };
 use anyhow::Context;
 use flux_core::program::TileProgram;

@@ -31,12 +31,10 @@ use report::{CoreRow, SCHEMA, table};
 
 use crate::harness::gpu::{Gpu, kernels};
 use crate::harness::{Fill, PlannedLayer};
-use crate::launch;
-use crate::limits;
-use crate::out;
 use crate::plan::PlanArgs;
 use crate::report::{Origin, Ranks, check_json, deliver};
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{launch, limits, out};
 use anyhow::{Context, ensure};
 
 use contenders::{CallOptions, KernelContenders};

@@ -3,10 +3,9 @@
 
 use super::operands::OperandBlocks;
 use crate::harness::FIRST;
-use crate::harness::gpu::Gpu;
 use crate::harness::gpu::cublas::{CublasError, Gemm, GemmShape};
 use crate::harness::gpu::kernel_names::{is_of_sm80, of_captured};
-use crate::harness::gpu::kernels;
+use crate::harness::gpu::{Gpu, kernels};
 use flux_core::tile::Generation;
 use flux_core::{Problem, Scales};
 

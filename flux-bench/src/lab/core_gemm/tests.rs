@@ -3,13 +3,11 @@ use super::contenders::Measured;
 use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::bench::in_round;
-use crate::harness::reference;
 use crate::harness::scaled::{self, bytes_behind_rows};
 use crate::harness::{
-    FIRST, Fill, MadeBy, Operands, Times, Verdict, data, elements, w_window, x_window,
+    FIRST, Fill, MadeBy, Operands, Times, Verdict, data, elements, reference, w_window, x_window,
 };
-use flux_core::layout::RowLayout;
-use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
+use flux_core::layout::{FAULT_BYTES, LINE, RowLayout, control, pad_bytes};
 use flux_core::problem::WeightList;
 use flux_core::program::{Chunk, Schedule, Sink, TileProgram};
 use flux_core::signal::Epoch;

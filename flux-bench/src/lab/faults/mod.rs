@@ -21,10 +21,7 @@ mod tally;
 mod threads;
 mod usage;
 
-use crate::launch;
-use crate::limits;
-use crate::machine;
-use crate::out;
+use crate::{launch, limits, machine, out};
 use anyhow::ensure;
 use flux_core::OpKind;
 use flux_transport::Select;

@@ -12,14 +12,10 @@ pub use report::FirstCallReport;
 pub(crate) use report::SCHEMA;
 use report::{FirstCallRow, table};
 
-use crate::atomic_file;
 use crate::harness::Defect;
-use crate::launch;
-use crate::limited;
-use crate::limits;
-use crate::machine;
 use crate::report::{Origin, Ranks, check_json, deliver};
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{atomic_file, launch, limited, limits, machine};
 use anyhow::{Context, bail};
 use flux_kernels::with_element;
 use flux_transport::Select;

@@ -5,8 +5,9 @@
 //! H200).
 
 use super::FirstCallRow;
-use crate::harness::Fill;
-use crate::harness::{Defect, OperandSet, Operands, RankContext, Span, Times, build, ranks, told};
+use crate::harness::{
+    Defect, Fill, OperandSet, Operands, RankContext, Span, Times, build, ranks, told,
+};
 use crate::plan::Overrides;
 use crate::report::Head;
 use anyhow::{Context, ensure};

@@ -8,11 +8,7 @@ mod steps;
 
 pub(super) use step::{Outcome, Step};
 
-use crate::atomic_file;
-use crate::limited;
-use crate::limits;
-use crate::out;
-use crate::report;
+use crate::{atomic_file, limited, limits, out, report};
 use anyhow::{Context, ensure};
 use flux_transport::launch::Signals;
 use serde::{Deserialize, Serialize};

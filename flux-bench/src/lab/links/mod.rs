@@ -7,10 +7,8 @@ mod latencies;
 mod measures;
 mod rig;
 
-use crate::launch;
-use crate::limits;
-use crate::out;
 use crate::report::{Origin, Ranks, check_json, write_json};
+use crate::{launch, limits, out};
 use anyhow::Context;
 use measures::Meter;
 use rig::Rig;

@@ -8,11 +8,9 @@ mod child;
 #[cfg(test)]
 mod tests;
 
-use crate::launch;
-use crate::limits;
-use crate::machine;
 use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, check_json, deliver, peers_table};
 use crate::shapes::{self, Layer, LayerArgs};
+use crate::{launch, limits, machine};
 use anyhow::{Context, ensure};
 use child::{ScriptCase, ScriptJob};
 use flux_core::Rank;

@@ -20,12 +20,8 @@ mod random;
 pub(super) use cases::{SoakCase, matrix};
 
 use crate::harness::{Defect, RankContext, ops_on, ranks};
-use crate::launch;
-use crate::limits;
-use crate::machine;
-use crate::out;
 use crate::plan::Overrides;
-use crate::shapes;
+use crate::{launch, limits, machine, out, shapes};
 use anyhow::ensure;
 use flux_kernels::with_elements;
 use flux_transport::{Communicator, Options, Select, World};

@@ -1,9 +1,9 @@
 //! The phases of a case, on one rank.
 
-use crate::harness::Fill;
-use crate::harness::data;
-use crate::harness::{Defect, EpilogueSpec, OperandSet, Operands, RankContext, build_with};
-use crate::harness::{Verdict, Violation};
+use crate::harness::{
+    Defect, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Verdict, Violation, build_with,
+    data,
+};
 use crate::plan::Overrides;
 use anyhow::Context;
 use flux_core::Problem;

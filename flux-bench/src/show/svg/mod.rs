@@ -16,8 +16,7 @@ pub(crate) use timeline::{
 };
 
 use super::{efficiency, extremes, machine};
-use crate::report::PeersReport;
-use crate::report::{Report, Row};
+use crate::report::{PeersReport, Report, Row};
 use curves::Curve;
 use draw::{Point, bar, line, text};
 

@@ -1,13 +1,12 @@
 use super::*;
 use crate::harness::EpilogueSpec;
 use crate::harness::epilogue::with_bias;
-use flux_core::DType;
 use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Channels, TileProgram};
 use flux_core::tile::Generation;
-use flux_core::{Nodes, OpKind, Partials, Rank, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Partials, Rank, WorldSize};
 use flux_kernels::{KernelTarget, Variant};
 use flux_ops::{Activation, Operand, OperandSet};
 
