@@ -51,17 +51,8 @@ pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
 
     let mut tests = cargo();
     tests
-        .args([
-            "test",
-            "--profile",
-            "gpu",
-            "--workspace",
-            "--no-run",
-            "--test",
-            "gpu_*",
-            "--test",
-            OPS,
-        ])
+        .args(["test", "--profile", "gpu", "--workspace", "--no-run"])
+        .args(["--test", "gpu_*", "--test", OPS])
         .env("FLUX_COMMIT", commit());
 
     let programs = ["--bin", "flux-bench", "--bin", "flux-probe", "--example", "tp_mlp"];

@@ -27,18 +27,9 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     }
     let mut maturin = Command::new(tool("maturin", MATURIN)?);
     maturin
-        .args([
-            "build",
-            "--profile",
-            profile,
-            "--compatibility",
-            "linux",
-            "--interpreter",
-            "python3",
-            "--out",
-        ])
-        .arg(&folder);
-    maturin
+        .args(["build", "--profile", profile, "--compatibility", "linux"])
+        .args(["--interpreter", "python3", "--out"])
+        .arg(&folder)
         .arg("--manifest-path")
         .arg(package.join("Cargo.toml"))
         .current_dir(root())
