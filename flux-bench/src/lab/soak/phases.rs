@@ -90,20 +90,20 @@ pub(super) fn soak<X: Element, Y: Element>(
         ctx.operand_set_with::<X, Y>(op.largest(), run.epilogue)?,
         ctx.operand_set_with(op.largest(), run.epilogue)?,
     ];
-    let mut soaked = SoakResult::default();
-    let rank = RankCase { ctx, op: &op, run };
-    rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
-    rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
-    rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
+    let mut rank = RankCase { ctx, op: &op, run, soaked: SoakResult::default() };
+    rank.apart(&mut sets[0]).context("calls apart")?;
+    rank.in_a_row(&mut sets).context("calls in a row")?;
+    rank.again(&mut sets[0]).context("equal calls")?;
     drop(sets);
-    rank.rows::<X, Y>(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
-    Ok(soaked)
+    rank.rows::<X, Y>().context("calls with changing rows")?;
+    Ok(rank.soaked)
 }
 
 struct RankCase<'a> {
     ctx: &'a RankContext,
     op: &'a FusedLinear,
     run: &'a SoakRun,
+    soaked: SoakResult,
 }
 
 /// Longest delay of a rank: longer than any of these calls takes on a GPU.
@@ -111,128 +111,113 @@ const LONGEST_NS: u64 = 3_000_000;
 
 impl RankCase<'_> {
     fn operands(&self, call: u64, fill: Fill) -> Operands {
-        Operands::new(*self.op.largest(), self.run.seed, call, fill)
-            .with_epilogue(self.run.epilogue)
+        let problem = *self.op.largest();
+        Operands::new(problem, self.run.seed, call, fill).with_epilogue(self.run.epilogue)
     }
 
-    /// Delays this rank in its turn: turns of 4 calls, half of them delayed, in an order by the
-    /// seed.
-    fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
-        let turn =
-            (call / 4).wrapping_add(self.run.seed) % u64::from(self.op.largest().world().get());
-        let random = data::seed(self.run.seed, pattern, call);
+    /// Calls the op, after a delay of this rank in its turn: turns of 4 calls, half of them delayed,
+    /// in an order by the seed.
+    fn call<X: Element, Y: Element>(
+        &mut self,
+        set: &mut OperandSet<X, Y>,
+        (call, pattern): (u64, u32),
+    ) -> anyhow::Result<()> {
+        let seed = self.run.seed;
+        let turn = (call / 4).wrapping_add(seed) % u64::from(self.op.largest().world().get());
+        let random = data::seed(seed, pattern, call);
         if turn == u64::from(self.ctx.rank().get()) && random.is_multiple_of(2) {
             self.ctx.delay(Duration::from_nanos(random / 2 % LONGEST_NS))?;
         }
+        self.soaked.calls += 1;
+        self.ctx.forward(self.op, set)
+    }
+
+    /// Fills a set with these operands, and its outputs with NaN.
+    fn fill<X: Element, Y: Element>(
+        &self,
+        set: &mut OperandSet<X, Y>,
+        operands: Operands,
+    ) -> anyhow::Result<()> {
+        self.ctx.fill(set, operands)?;
+        self.ctx.poison_results(set)
+    }
+
+    fn verify<X: Element, Y: Element>(&mut self, set: &mut OperandSet<X, Y>) -> anyhow::Result<()> {
+        self.run.defect.apply(self.ctx, set)?;
+        let problem = set.holds.map_or(*self.op.largest(), |held| held.problem);
+        self.soaked.add(self.ctx.verify(set, &self.op.plan(problem.m() as usize)?)?);
         Ok(())
     }
 
-    fn verify<X: Element, Y: Element>(
-        &self,
-        set: &mut OperandSet<X, Y>,
-    ) -> anyhow::Result<Verdict> {
-        self.run.defect.apply(self.ctx, set)?;
-        let problem = set.holds.map_or(*self.op.largest(), |held| held.problem);
-        self.ctx.verify(set, &self.op.plan(problem.m() as usize)?)
-    }
-
-    fn apart<X: Element, Y: Element>(
-        &self,
-        set: &mut OperandSet<X, Y>,
-        calls: u64,
-        soaked: &mut SoakResult,
-    ) -> anyhow::Result<()> {
-        for call in 0..calls {
-            self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
-            self.ctx.poison_results(set)?;
+    fn apart<X: Element, Y: Element>(&mut self, set: &mut OperandSet<X, Y>) -> anyhow::Result<()> {
+        for call in 0..self.run.apart {
+            self.fill(set, self.operands(call, Fill::SmallInts))?;
             // SAFETY: the ranks met after the last call, and meet below before the next.
             unsafe { self.ctx.poison_workspace()? };
             self.ctx.sync(self.op)?;
             self.ctx.comm().barrier()?;
-            self.delay(call, 10)?;
-            self.ctx.forward(self.op, set)?;
+            self.call(set, (call, 10))?;
             self.ctx.sync(self.op)?;
-            soaked.calls += 1;
-            soaked.add(self.verify(set)?);
+            self.verify(set)?;
             self.ctx.comm().barrier()?;
         }
         Ok(())
     }
 
     fn in_a_row<X: Element, Y: Element>(
-        &self,
+        &mut self,
         sets: &mut [OperandSet<X, Y>; 2],
-        calls: u64,
-        soaked: &mut SoakResult,
     ) -> anyhow::Result<()> {
+        let (calls, rank) = (self.run.in_a_row, u64::from(self.ctx.rank().get()));
         for call in 0..calls {
             let set = &mut sets[(call % 2) as usize];
-            self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
-            self.ctx.poison_results(set)?;
-            self.delay(call, 11)?;
-            self.ctx.forward(self.op, set)?;
-            soaked.calls += 1;
+            self.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
+            self.call(set, (call, 11))?;
             // Ranks check different calls, so that checking does not bring them back into step.
-            if (call + u64::from(self.ctx.rank().get())) % 8 == 0 || call + 2 >= calls {
-                soaked.add(self.verify(set)?);
+            if (call + rank) % 8 == 0 || call + 2 >= calls {
+                self.verify(set)?;
             }
         }
         self.ctx.sync(self.op)
     }
 
     /// Calls in a row, each with other rows than the one before: at least one of each number.
-    fn rows<X: Element, Y: Element>(
-        &self,
-        calls: u64,
-        soaked: &mut SoakResult,
-    ) -> anyhow::Result<()> {
+    fn rows<X: Element, Y: Element>(&mut self) -> anyhow::Result<()> {
         let largest = *self.op.largest();
         let most = largest.m();
         let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
         rows.sort_unstable();
         rows.dedup();
-        let problems =
-            rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
-        let set = |problem| {
+        let set = |m| {
+            let problem = largest.with_m(m)?;
             Ok((problem, self.ctx.operand_set_with::<X, Y>(&problem, self.run.epilogue)?))
         };
-        let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut sets = rows.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         // To free and to allocate may wait for all kernels of a device that ranks share, and these
         // for the ranks that free.
         self.ctx.comm().barrier()?;
         let (count, rank) = (sets.len() as u64, u64::from(self.ctx.rank().get()));
-        let calls = calls.clamp(count, 4 * count);
+        let calls = (self.run.in_a_row / 2).clamp(count, 4 * count);
         for call in 0..calls {
             // Every order of neighbours.
             let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
-            let operands = Operands::new(*problem, self.run.seed, 2000 + call, Fill::SmallInts)
-                .with_epilogue(self.run.epilogue);
-            self.ctx.fill(set, operands)?;
-            self.ctx.poison_results(set)?;
-            self.delay(call, 20)?;
-            self.ctx.forward(self.op, set)?;
-            soaked.calls += 1;
+            let of_all = self.operands(2000 + call, Fill::SmallInts);
+            self.fill(set, Operands { problem: *problem, ..of_all })?;
+            self.call(set, (call, 20))?;
             if (call + rank) % 3 == 0 || call + 2 >= calls {
-                soaked.add(self.verify(set)?);
+                self.verify(set)?;
             }
         }
         self.ctx.sync(self.op)
     }
 
-    fn again<X: Element, Y: Element>(
-        &self,
-        set: &mut OperandSet<X, Y>,
-        soaked: &mut SoakResult,
-    ) -> anyhow::Result<()> {
+    fn again<X: Element, Y: Element>(&mut self, set: &mut OperandSet<X, Y>) -> anyhow::Result<()> {
         let mut bits: Option<Vec<Y>> = None;
         for run in 0..4 {
-            self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;
-            self.ctx.poison_results(set)?;
+            self.fill(set, self.operands(1 << 40, Fill::Uniform))?;
             // Calls of a turn, so that in each run another rank is late.
-            self.delay(4 * u64::from(run), 12 + run)?;
-            self.ctx.forward(self.op, set)?;
+            self.call(set, (4 * u64::from(run), 12 + run))?;
             self.ctx.sync(self.op)?;
-            soaked.calls += 1;
             let now = set
                 .weights
                 .iter()
@@ -240,8 +225,10 @@ impl RankCase<'_> {
                 .collect::<anyhow::Result<Vec<_>>>()?
                 .concat();
             match &bits {
-                None => soaked.add(self.verify(set)?),
-                Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),
+                None => self.verify(set)?,
+                Some(before) => {
+                    self.soaked.differing += u64::from(bytes(before) != bytes(&now));
+                }
             }
             bits = Some(now);
         }
