@@ -120,7 +120,9 @@ fn commands_and_their_options_exist() {
                 let variant: String =
                     task.split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
                 assert!(
-                    [" {", ","].iter().any(|end| xtask.contains(&format!("\n    {variant}{end}"))),
+                    [" {", "(", ","]
+                        .iter()
+                        .any(|end| xtask.contains(&format!("\n    {variant}{end}"))),
                     "{name}: `{command}`"
                 );
             } else if let Err(refused) = flux_bench::check_words(command.split(' ')) {
