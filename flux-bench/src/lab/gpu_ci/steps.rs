@@ -27,9 +27,19 @@ type Line = (&'static str, &'static str, fn(&Machine) -> bool);
 /// - `TP` is `--tp` with the number of ranks that is asked for, or nothing.
 /// - `RANKS` is that number, or the number of GPUs.
 /// - `PER` is the number of ranks on a GPU with which a world of 8 is on all of them.
+/// - A word of [`SHORT`] is what it stands for.
 /// - `FILE.json` lies where figures go.
 /// - `tests/NAME` is a test that was packed; without it there is no such step.
 const FIRST: [Line; 2] = [("doctor", "doctor", always), ("compile", "lab compile", always)];
+
+/// Words that stand for several.
+const SHORT: [(&str, &str); 5] = [
+    ("FEW", "--kills 5 --stops 4 --missing 2"),
+    ("IN_TURN", "--test-threads=1 --nocapture"),
+    ("LAUNCH", "launch --ranks 4 --sharing-devices --"),
+    ("QUEUES", "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32"),
+    ("SHARED", "--ranks-per-gpu PER"),
+];
 
 /// The steps behind the tests.
 #[rustfmt::skip]
@@ -40,38 +50,23 @@ const STEPS: [Line; 41] = [
     ("soak-random", "lab soak TP --random 0.34", always),
     // Several ranks on each GPU, as threads, which divide it, and as processes, which take turns.
     // Threads have queues for the streams of all: a wait in a shared queue blocks other ranks.
-    ("soak-shared",
-     "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32 \
-      lab soak --quick --ranks-per-gpu PER", shared),
-    ("soak-nvlink-shared",
-     "lab soak --quick --ranks-per-gpu PER --processes --transport nvlink", shared),
-    ("soak-pcie-shared",
-     "lab soak --quick --ranks-per-gpu PER --processes --transport pcie", shared),
-    ("soak-nccl-shared",
-     "lab soak --quick --ranks-per-gpu PER --processes --transport nccl", shared),
+    ("soak-shared", "QUEUES lab soak --quick SHARED", shared),
+    ("soak-nvlink-shared", "lab soak --quick SHARED --processes --transport nvlink", shared),
+    ("soak-pcie-shared", "lab soak --quick SHARED --processes --transport pcie", shared),
+    ("soak-nccl-shared", "lab soak --quick SHARED --processes --transport nccl", shared),
     ("soak-mixed-processes-shared",
-     "lab soak --quick --ranks-per-gpu PER --processes --transport mixed --nodes 2",
-     shared),
+     "lab soak --quick SHARED --processes --transport mixed --nodes 2", shared),
     // Two threads of a node on each GPU.
     ("soak-mixed-shared",
-     "CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_MAX_COPY_CONNECTIONS=32 \
-      lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", shared_pair),
+     "QUEUES lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", shared_pair),
     // Tests as processes of a launch, without those that are too slow there.
-    ("gpu_leaks-shared",
-     "launch --ranks 4 --sharing-devices -- tests/gpu_leaks --test-threads=1 --nocapture",
-     shared),
-    ("gpu_messages-shared",
-     "launch --ranks 4 --sharing-devices -- tests/ops gpu_messages:: --test-threads=1 --nocapture",
-     shared),
-    ("gpu_mixed-shared",
-     "launch --ranks 4 --sharing-devices -- tests/ops gpu_mixed:: --test-threads=1 --nocapture",
-     shared),
+    ("gpu_leaks-shared", "LAUNCH tests/gpu_leaks IN_TURN", shared),
+    ("gpu_messages-shared", "LAUNCH tests/ops gpu_messages:: IN_TURN", shared),
+    ("gpu_mixed-shared", "LAUNCH tests/ops gpu_mixed:: IN_TURN", shared),
     ("gpu_nvlink-shared",
-     "launch --ranks 4 --sharing-devices -- tests/ops gpu_nvlink:: --test-threads=1 --nocapture \
-      --skip ten_thousand_calls_in_a_row", shared),
+     "LAUNCH tests/ops gpu_nvlink:: IN_TURN --skip ten_thousand_calls_in_a_row", shared),
     ("gpu_pcie-shared",
-     "launch --ranks 4 --sharing-devices -- tests/ops gpu_pcie:: --test-threads=1 --nocapture \
-      --skip a_thousand_calls_in_a_row", shared),
+     "LAUNCH tests/ops gpu_pcie:: IN_TURN --skip a_thousand_calls_in_a_row", shared),
     // Every transport between GPUs of which each rank has its own.
     ("soak-nccl-threads", "lab soak TP --quick --transport nccl", several),
     ("soak-nccl-processes", "lab soak TP --quick --transport nccl --processes", several),
@@ -82,24 +77,16 @@ const STEPS: [Line; 41] = [
     ("links", "lab links --json links.json", several),
     // The fault suite over every transport, all of it over peer memory.
     ("faults", "lab faults --transport nvlink --ranks RANKS", fails),
-    ("faults-pcie",
-     "lab faults --transport pcie --ranks RANKS --kills 5 --stops 4 --missing 2", fails),
-    ("faults-nccl",
-     "lab faults --transport nccl --ranks RANKS --kills 5 --stops 4 --missing 2", fails),
-    ("faults-mixed",
-     "lab faults --transport mixed --ranks RANKS --kills 5 --stops 4 --missing 2 --nodes 2",
-     fails_apart),
-    ("faults-shared", "lab faults --transport nvlink --ranks 8 --ranks-per-gpu PER", shared),
-    ("faults-pcie-shared",
-     "lab faults --transport pcie --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2",
-     shared),
+    ("faults-pcie", "lab faults --transport pcie --ranks RANKS FEW", fails),
+    ("faults-nccl", "lab faults --transport nccl --ranks RANKS FEW", fails),
+    ("faults-mixed", "lab faults --transport mixed --ranks RANKS FEW --nodes 2", fails_apart),
+    ("faults-shared", "lab faults --transport nvlink --ranks 8 SHARED", shared),
+    ("faults-pcie-shared", "lab faults --transport pcie --ranks 8 SHARED FEW", shared),
     // Connecting ranks that take turns takes NCCL longer than the usual deadline.
     ("faults-nccl-shared",
-     "lab faults --transport nccl --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2 \
-      --deadline-ms 8000", shared),
+     "lab faults --transport nccl --ranks 8 SHARED FEW --deadline-ms 8000", shared),
     ("faults-mixed-shared",
-     "lab faults --transport mixed --ranks 8 --ranks-per-gpu PER --kills 5 --stops 4 --missing 2 \
-      --deadline-ms 8000 --nodes 2", shared),
+     "lab faults --transport mixed --ranks 8 SHARED FEW --deadline-ms 8000 --nodes 2", shared),
     ("bench", "bench TP --ms 1024,8192 --samples 25 --json bench.json", always),
     ("bench-fp16",
      "bench TP --dtype fp16 --shapes llama70b --ms 1024 --samples 10 \
@@ -220,7 +207,8 @@ impl StepList<'_> {
             return None;
         }
         let mut command = self.command(self.args.dist.join("flux-bench").as_os_str());
-        for word in line.split_whitespace() {
+        let long = |word| SHORT.iter().find(|(short, _)| *short == word).map_or(word, |of| of.1);
+        for word in line.split_whitespace().flat_map(|word| long(word).split(' ')) {
             match word {
                 "TP" => command
                     .args(self.machine.tp.iter().flat_map(|tp| ["--tp".into(), tp.to_string()])),
