@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
 /// Arguments of `flux-bench launch`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
     #[arg(long, visible_alias = "tp")]
@@ -82,16 +82,7 @@ pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> an
     let program = std::iter::once(std::env::current_exe()?.into_os_string())
         .chain(std::env::args_os().skip(1))
         .collect();
-    let args = Args {
-        ranks,
-        hosts,
-        sharing_devices,
-        keep_going: false,
-        prefix: false,
-        logs: None,
-        program,
-    };
-    match run(&args)? {
+    match run(&Args { ranks, hosts, sharing_devices, program, ..Args::default() })? {
         0 => Ok(true),
         1 => Ok(false),
         // As a rank ended.

@@ -30,6 +30,12 @@ pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
+/// Nanoseconds of the clock that all processes of a machine share.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
 /// GPUs that this process sees; 0 without CUDA.
 pub(crate) fn gpu_count() -> u32 {
     flux_cuda::device_count().unwrap_or(0)

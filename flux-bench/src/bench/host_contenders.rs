@@ -11,6 +11,7 @@ use crate::harness::{
     Buffer, Defect, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, Weight,
     build_with, elements, y_window,
 };
+use crate::machine::now_ns;
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::problem::Shape;
@@ -213,6 +214,7 @@ impl<X: Element, Y: Element> Contenders for HostContenders<'_, X, Y> {
 
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
         self.ctx.comm().barrier()?;
+        let clock = || now_ns() as f64 * 1e-6;
         let start = clock();
         (0..calls).try_for_each(|_| self.call(contender))?;
         Ok(Span { start, end: clock() })
@@ -244,12 +246,6 @@ fn part(problem: &Problem, rank: Rank) -> anyhow::Result<Problem> {
     let numerics = problem.numerics().with_partials(Partials::Output);
     let alone = WorldSize::new(1).context("a world of one")?;
     Ok(Problem::new(problem.op(), m, n, k, numerics, alone)?)
-}
-
-/// Milliseconds of the clock that all processes of a machine share.
-fn clock() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 * 1e-6
 }
 
 fn host<T: Element>(buffer: &Buffer<T>) -> anyhow::Result<&[T]> {

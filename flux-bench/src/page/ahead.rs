@@ -2,6 +2,7 @@
 
 use super::Named;
 use super::html::{Cell, Column, Html};
+use crate::harness::percentile;
 use crate::record::Record;
 use crate::report::{Placement, Report, Row};
 use crate::show::{extremes, speed_up};
@@ -192,10 +193,5 @@ pub(super) fn ahead(report: &Report) -> String {
 
 fn median(mut gains: Vec<f64>) -> Option<f64> {
     gains.sort_by(f64::total_cmp);
-    let (middle, last) = (gains.len() / 2, gains.len().checked_sub(1)?);
-    Some(if gains.len() % 2 == 1 {
-        gains[middle]
-    } else {
-        f64::midpoint(gains[last / 2], gains[middle])
-    })
+    percentile(&gains, 50)
 }

@@ -130,13 +130,21 @@ pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::R
     if partials == Partials::Output {
         return Ok(layers);
     }
+    let mut layers = with_suffix(layers, "--partials f32", "+f32")?;
+    layers.iter_mut().for_each(|layer| layer.problem = layer.problem.with_partials(partials));
+    Ok(layers)
+}
+
+/// The layers by names of their own, with an option that sums alone have.
+pub(crate) fn with_suffix(
+    mut layers: Vec<Layer>,
+    option: &str,
+    suffix: &str,
+) -> anyhow::Result<Vec<Layer>> {
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
-    ensure!(sums, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
-    let sent = |Layer { name, problem }| Layer {
-        name: format!("{name}+f32"),
-        problem: problem.with_partials(partials),
-    };
-    Ok(layers.into_iter().map(sent).collect())
+    ensure!(sums, "{option} is of gemm_rs and gemm_ar: name them with --ops");
+    layers.iter_mut().for_each(|layer| layer.name += suffix);
+    Ok(layers)
 }
 
 /// Refuses layers whose ranks have unequal numbers of rows, for what has no other.
@@ -196,12 +204,9 @@ pub fn layers(
 
 /// The op of a `--ops` word.
 pub fn parse_op(word: &str) -> Result<OpKind, String> {
-    match word.replace('-', "_").as_str() {
-        "ag_gemm" => Ok(OpKind::AllGatherGemm),
-        "gemm_rs" => Ok(OpKind::GemmReduceScatter),
-        "gemm_ar" => Ok(OpKind::GemmAllReduce),
-        _ => Err(format!("{word:?} is none of ag_gemm, gemm_rs and gemm_ar")),
-    }
+    let name = word.replace('-', "_");
+    let named = OpKind::ALL.into_iter().find(|op| op.name() == name);
+    named.ok_or_else(|| format!("{word:?} is none of ag_gemm, gemm_rs and gemm_ar"))
 }
 
 /// The element type of a `--dtype` word.

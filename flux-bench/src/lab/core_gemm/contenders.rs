@@ -4,6 +4,7 @@
 //! peers' signals are raised before it, a spinning kernel hides the launches, and every call takes
 //! the next operand set.
 
+use super::Args;
 use super::contender::Contender;
 use super::mock_peers;
 use super::operands::OperandBlocks;
@@ -55,7 +56,7 @@ pub(super) struct KernelContenders<'a> {
     _elsewhere: [DeviceBlock; 2],
     spin: Duration,
     calls: usize,
-    options: CallOptions,
+    args: &'a Args,
 }
 
 /// What contenders took.
@@ -67,20 +68,11 @@ pub(super) struct Measured {
     pub(super) sm80: Option<Times>,
 }
 
-/// How calls are made.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CallOptions {
-    /// Of a sample, back to back.
-    pub(super) of_sample: u32,
-    /// Whether kernels load weights while the call ahead ends.
-    pub(super) constant_weights: bool,
-}
-
 impl<'a> KernelContenders<'a> {
     pub(super) fn new(
         gpu: &'a Gpu,
         case: &'a PlannedLayer,
-        options: CallOptions,
+        args: &'a Args,
     ) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
@@ -120,7 +112,7 @@ impl<'a> KernelContenders<'a> {
             _elsewhere: [elsewhere, of_core],
             spin: choice::SPIN,
             calls: 0,
-            options,
+            args,
         })
     }
 
@@ -220,12 +212,12 @@ impl<'a> KernelContenders<'a> {
         self.raise(contender)?;
         gpu.spin(self.spin)?;
         let end = gpu.time(|| self.launch_sample(contender))?;
-        Ok(Span { start: 0.0, end: end / f64::from(self.options.of_sample) })
+        Ok(Span { start: 0.0, end: end / f64::from(self.args.calls) })
     }
 
     /// The calls of a sample, whose first has its signals.
     fn launch_sample(&mut self, contender: Contender) -> anyhow::Result<()> {
-        for call in 0..self.options.of_sample {
+        for call in 0..self.args.calls {
             if call > 0 {
                 self.raise(contender)?;
             }
@@ -243,7 +235,7 @@ impl<'a> KernelContenders<'a> {
     fn launch(&mut self, contender: Contender, set: usize) -> anyhow::Result<()> {
         let (gpu, set) = (self.gpu, &self.sets[set]);
         if let Some(ours) = among_ours(contender) {
-            let constant_weights = self.options.constant_weights;
+            let constant_weights = self.args.constant_weights;
             return self.ours[ours].launch(gpu, &self.kernel, set, constant_weights);
         }
         let gemm = if contender == Contender::Sm80Gemm {

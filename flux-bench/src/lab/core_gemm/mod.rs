@@ -37,7 +37,7 @@ use crate::shapes::{self, Layer, LayerArgs};
 use crate::{launch, limits, out};
 use anyhow::{Context, ensure};
 
-use contenders::{CallOptions, KernelContenders};
+use contenders::KernelContenders;
 use flux_core::machine::Machine;
 use flux_cuda::CudaDevice;
 use std::path::PathBuf;
@@ -97,8 +97,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 
 fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     out::note(&format!("core: {}", case.problem));
-    let options = CallOptions { of_sample: args.calls, constant_weights: args.constant_weights };
-    let mut contenders = KernelContenders::new(gpu, case, options)?;
+    let mut contenders = KernelContenders::new(gpu, case, args)?;
     let exact = contenders.verify(Fill::SmallInts)?.of_wrong_elements();
     let mut measured = contenders.measure(args.samples)?;
     let sm80_kernels = contenders.sm80_kernels()?;

@@ -3,10 +3,11 @@
 //! Invariant: an episode begins with a whole group of working ranks, and ends with one unless it
 //! ends early.
 
-use super::messages::{FailureKind, Reply, Request, now};
+use super::messages::{FailureKind, Reply, Request};
 use super::process::Process;
 use super::suite::{EarlyEnd, Suite};
 use super::tally::{Finding, Injection};
+use crate::machine::now_ns;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,7 @@ impl Suite<'_> {
         } else {
             std::thread::sleep(moment);
         }
-        let injected = now();
+        let injected = now_ns();
         match injection {
             Injection::Kill => self.ranks[victim].signal(Signal::KILL)?,
             Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
@@ -107,7 +108,7 @@ impl Suite<'_> {
             let beyond = Duration::from_millis(self.below(200)) + soon;
             std::thread::sleep(
                 (self.args.deadline() + beyond)
-                    .saturating_sub(Duration::from_nanos(now() - injected)),
+                    .saturating_sub(Duration::from_nanos(now_ns() - injected)),
             );
             self.ranks[victim].signal(Signal::CONT)?;
         }

@@ -56,9 +56,3 @@ pub(super) enum FailureKind {
     PeerLost { rank: u32 },
     Aborted { by: u32 },
 }
-
-/// Nanoseconds of the clock that all processes of a machine share.
-pub(super) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}

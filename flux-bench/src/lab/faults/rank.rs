@@ -3,12 +3,13 @@
 //! Invariant: every output is compared to the bit with a verified one. Calls alternate between ops
 //! and data, and outputs are filled with NaN first.
 
-use super::messages::{FailureKind, Reply, Request, now};
+use super::messages::{FailureKind, Reply, Request};
 use super::progress::ProgressReporter;
 use super::usage::Usage;
 use super::{Args, shape};
 use crate::end;
 use crate::harness::{Fill, OperandSet, Operands, RankContext, build, ops_on};
+use crate::machine::now_ns;
 use crate::plan::Overrides;
 use anyhow::{Context, bail, ensure};
 use flux_core::Problem;
@@ -192,13 +193,13 @@ impl Group {
             let checked = &mut ops[at];
             progress.step("poisons");
             ctx.poison_results(&mut checked.set)?;
-            let began = now();
+            let began = now_ns();
             progress.step("launches");
             let called = ctx.forward(&checked.op, &mut checked.set).and_then(|()| {
                 progress.step("waits for its stream");
                 ctx.sync_within(&checked.op, *limit)
             });
-            let ended = now();
+            let ended = now_ns();
             if let Err(error) = called {
                 let failure = ctx.comm().failure().cloned();
                 return Ok(CallsMade {

@@ -70,7 +70,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let layers =
         args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
-    let layers = if args.norm { with_norm(layers)? } else { layers };
+    let layers =
+        if args.norm { shapes::with_suffix(layers, "--norm", "+residual+norm")? } else { layers };
     // PyTorch's symmetric memory has equal parts.
     shapes::ensure_equal_shards(&layers)?;
     let [first, last] = [0, tp - 1].map(Rank::new);
@@ -104,14 +105,4 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         norm: args.norm,
         cases,
     })
-}
-
-/// The layers with a residual and a norm, by names of their own. Sums alone have them.
-fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
-    let sums = layers.iter().all(|layer| layer.problem.op().reduces());
-    ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
-    Ok(layers
-        .into_iter()
-        .map(|layer| Layer { name: format!("{}+residual+norm", layer.name), ..layer })
-        .collect())
 }
