@@ -3,8 +3,9 @@
 //! Invariant: every row of either is a row of the comparison, or is named as one that the other
 //! lacks.
 
+use crate::harness::Times;
 use crate::record::{self, Figure, Record};
-use crate::report::ms;
+use crate::report::{dashed, ms};
 use anyhow::{bail, ensure};
 use std::fmt::Write as _;
 use std::mem::discriminant;
@@ -162,10 +163,8 @@ impl Comparison {
 
     /// The cells of a row, in the order of [`COLUMNS`].
     pub(crate) fn cells(pair: &Pair, bound: Bound) -> Vec<String> {
-        let time = |figure: &Figure| {
-            let Figure { ms: times, .. } = figure;
-            [ms(times.median), format!("{} to {}", ms(times.p10), ms(times.p90))]
-        };
+        let range = |times: &Times| format!("{} to {}", ms(times.p10), ms(times.p90));
+        let [before, after] = [&pair.before.ms, &pair.after.ms];
         let percent = |value: f64| format!("{value:+.1}");
         let word = match (pair.exceeds(bound), pair.within_noise()) {
             (true, _) => "too slow",
@@ -173,13 +172,16 @@ impl Comparison {
             (false, false) if pair.change() > 0.0 => "slower",
             (false, false) => "faster",
         };
-        let mut cells = vec![pair.before.row.clone()];
-        cells.extend(time(&pair.before));
-        cells.extend(time(&pair.after));
-        cells.push(percent(pair.change()));
-        cells.push(pair.control().map_or_else(|| "-".to_owned(), percent));
-        cells.push(word.to_owned());
-        cells
+        vec![
+            pair.before.row.clone(),
+            ms(before.median),
+            range(before),
+            ms(after.median),
+            range(after),
+            percent(pair.change()),
+            dashed(pair.control().map(percent)),
+            word.to_owned(),
+        ]
     }
 }
 

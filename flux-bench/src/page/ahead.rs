@@ -105,10 +105,7 @@ fn kernel_alone(records: &[Named]) -> Option<String> {
         Record::Serving(report) => report.serving.iter().any(|row| row.head.dtype.starts_with(FP8)),
         Record::FirstCall(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
         Record::Core(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
-        Record::Layers(report) => report
-            .rows
-            .iter()
-            .any(|row| row.dtype.as_ref().is_some_and(|dtype| dtype.starts_with(FP8))),
+        Record::Layers(report) => report.rows.iter().any(|row| row.dtype().starts_with(FP8)),
         Record::Peers(_) | Record::Simulated(_) => false,
     };
     let mut found = records.iter().map(|named| &named.record).filter(|r| has(r)).peekable();

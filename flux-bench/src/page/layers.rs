@@ -5,7 +5,6 @@ use super::{Named, machines};
 use crate::record::{LayerRow, LayersReport, Record};
 use crate::report::{dashed, ms};
 use crate::show::layer_charts;
-use flux_core::DType;
 use std::collections::BTreeSet;
 
 pub(super) fn section(page: &mut Html, records: &[Named]) {
@@ -36,7 +35,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         .iter()
         .flat_map(|(named, report)| report.rows.iter().map(move |row| (*named, row)))
         .filter_map(|(named, row)| {
-            let (mode, gain) = gain(row)?;
+            let (mode, gain) = row.gain()?;
             Some(Compared { named, row, mode, gain })
         })
         .collect();
@@ -82,7 +81,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         if !reasons.is_empty() {
             content.paragraph("origin", &format!("Not run: {}.", reasons.join("; ")));
         }
-        let gains: Vec<f64> = report.rows.iter().filter_map(|row| Some(gain(row)?.1)).collect();
+        let gains: Vec<f64> = report.rows.iter().filter_map(|row| Some(row.gain()?.1)).collect();
         let (low, high) = crate::show::extremes(gains.into_iter());
         let sum = format!("{low:.2}x to {high:.2}x");
         machines::block(page, named, (&machines::on(&named.record), &sum), number == 0, &content);
@@ -176,12 +175,12 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
 
 /// The model, and the element type of its operands.
 fn model_of(row: &LayerRow) -> (&str, &str) {
-    (&row.model, row.dtype.as_deref().unwrap_or(DType::Bf16.name()))
+    (&row.model, row.dtype())
 }
 
 /// The gain over the base, and over the best other way where that is another.
 fn both(row: &LayerRow) -> Option<Cell> {
-    let ((mode, over_base), (base, _)) = (gain(row)?, row.base()?);
+    let ((mode, over_base), (base, _)) = (row.gain()?, row.base()?);
     let mut lines = vec![format!("{over_base:.2}x {}", LayersReport::title(base))];
     let mut least = over_base;
     if let Some((best, time)) = row.best_other().filter(|(best, _)| *best != base) {
@@ -190,11 +189,4 @@ fn both(row: &LayerRow) -> Option<Cell> {
         least = least.min(over_best);
     }
     Some(Cell::Gains { least, lines })
-}
-
-/// The fastest way of flux, and how many times as long the base takes.
-fn gain(row: &LayerRow) -> Option<(&str, f64)> {
-    let ways = row.modes().into_iter().filter(|(mode, _)| LayersReport::is_flux(mode));
-    let gains = ways.filter_map(|(mode, _)| Some((mode, row.speed_up(mode)?)));
-    gains.max_by(|a, b| a.1.total_cmp(&b.1))
 }

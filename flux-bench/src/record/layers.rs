@@ -1,6 +1,7 @@
 //! Whole layers, training steps and engines' answers: the records of `python -m flux_tp.bench`.
 
 use crate::report::Origin;
+use flux_core::DType;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -99,6 +100,18 @@ impl LayersReport {
 }
 
 impl LayerRow {
+    /// The element type of its operands.
+    pub(crate) fn dtype(&self) -> &str {
+        self.dtype.as_deref().unwrap_or(DType::Bf16.name())
+    }
+
+    /// The fastest way of flux, and how many times as long the base takes.
+    pub(crate) fn gain(&self) -> Option<(&str, f64)> {
+        let ways = self.modes().into_iter().filter(|(mode, _)| LayersReport::is_flux(mode));
+        let gains = ways.filter_map(|(mode, _)| Some((mode, self.speed_up(mode)?)));
+        gains.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
     /// What it is of, in words.
     pub fn label(&self) -> String {
         let mut words = format!("{} {}", self.model, self.phase);

@@ -63,11 +63,9 @@ fn height(row: &LayerRow) -> f64 {
 
 /// What the fastest way of flux gains over the base.
 fn gain(row: &LayerRow) -> String {
-    let flux = row.modes().into_iter().filter(|(mode, _)| LayersReport::is_flux(mode));
-    let best = flux.min_by(|a, b| a.1.total_cmp(&b.1));
-    let gain = best.and_then(|(mode, _)| Some((mode, row.speed_up(mode)?, row.base()?.0)));
-    gain.map_or_else(String::new, |(mode, speed_up, base)| {
-        format!("{} {speed_up:.2}x over {}", LayersReport::title(mode), LayersReport::title(base))
+    let gain = row.gain().and_then(|(mode, gain)| Some((mode, gain, row.base()?.0)));
+    gain.map_or_else(String::new, |(mode, gain, base)| {
+        format!("{} {gain:.2}x over {}", LayersReport::title(mode), LayersReport::title(base))
     })
 }
 
