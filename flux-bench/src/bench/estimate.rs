@@ -9,7 +9,7 @@ use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use flux_core::{Numerics, OpKind, Problem, SumsTo, WorldSize};
 use flux_kernels::{Element, with_elements};
-use flux_transport::{Communicator, Options, Select, World};
+use flux_transport::{Select, World};
 use indicatif::HumanDuration;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const SERVING: f64 = 2.0;
 const CHECKS: f64 = 5.0;
 
 /// Refuses a run on the host that takes longer than [`LIMIT`], unless `yes`.
-pub(super) fn allow(job: &BenchJob, yes: bool) -> anyhow::Result<()> {
+pub(super) fn allow(job: &BenchJob<'_>, yes: bool) -> anyhow::Result<()> {
     if job.on_gpus || yes {
         return Ok(());
     }
@@ -56,10 +56,7 @@ impl Rates {
     fn measure<X: Element, Y: Element>(numerics: Numerics) -> anyhow::Result<Self> {
         let alone = WorldSize::new(1).context("a world of one")?;
         let problem = Problem::new(OpKind::AllGatherGemm, 64, 128, 1024, numerics, alone)?;
-        let ctx = RankContext::new(Communicator::connect_blocking(
-            &World::single(),
-            Options::from(Select::Host),
-        )?)?;
+        let ctx = RankContext::connect(&World::single(), Select::Host)?;
         let op = build(&problem, ctx.comm(), Overrides::with_workers(1))?;
         let mut set = ctx.operand_set::<X, Y>(&problem)?;
         ctx.fill(&mut set, Operands::new(problem, SEED, 0, Fill::Uniform))?;
@@ -76,7 +73,7 @@ impl Rates {
     }
 
     /// Of a whole run, with nothing else on the machine.
-    fn expected(self, job: &BenchJob, cores: u32) -> Duration {
+    fn expected(self, job: &BenchJob<'_>, cores: u32) -> Duration {
         let seconds = job.cases.iter().map(|case| {
             let (work, ranks) = (work(&case.problem), case.problem.world().get());
             let rounds = match &job.rows {
@@ -103,14 +100,24 @@ fn work(problem: &Problem) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::BenchCase;
+    use super::super::{Args, BenchCase};
     use super::*;
-    use crate::harness::{Defect, EpilogueSpec};
-    use crate::plan::OverrideArgs;
+    use crate::harness::EpilogueSpec;
     use flux_core::DType;
     use half::bf16;
+    use std::sync::LazyLock;
 
-    fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob {
+    /// What a command line without options asks for.
+    static ARGS: LazyLock<Args> = LazyLock::new(|| {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        <Line as clap::Parser>::parse_from(["bench"]).args
+    });
+
+    fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob<'static> {
         let cases = problems
             .iter()
             .map(|&problem| BenchCase {
@@ -120,7 +127,6 @@ mod tests {
                 sustained,
             })
             .collect();
-        let (execution, defect) = (OverrideArgs::default(), Defect::default());
         let world = WorldSize::new(2).unwrap();
         BenchJob {
             on_gpus: false,
@@ -129,9 +135,7 @@ mod tests {
             cases,
             samples,
             rows: None,
-            execution,
-            transport: Select::Host,
-            defect,
+            args: &ARGS,
         }
     }
 
@@ -142,7 +146,7 @@ mod tests {
     #[test]
     fn the_expected_time_is_that_of_rounds_and_checks() {
         let rates = Rates { call: 1e9, check: 1e8 };
-        let seconds = |cores, job: &BenchJob| rates.expected(job, cores).as_secs_f64();
+        let seconds = |cores, job: &BenchJob<'_>| rates.expected(job, cores).as_secs_f64();
         let call = 2.0 * 1024.0_f64.powi(3) / 1e9;
         let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
         let one = job(10, &[problem(OpKind::AllGatherGemm)], None);

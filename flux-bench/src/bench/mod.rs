@@ -23,7 +23,7 @@ use crate::harness::epilogue::{of_op, problem_with, suffix};
 use crate::harness::{Defect, EpilogueArgs, EpilogueSpec, ranks};
 use crate::plan::OverrideArgs;
 use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, ServingRow};
-use crate::shapes::{self, Layer, LayerArgs};
+use crate::shapes::{self, Layer, LayerArgs, parse_partials};
 use crate::{end, launch, limits, machine};
 use anyhow::{Context, ensure};
 use flux_core::{Numerics, Partials, Problem, WorldSize};
@@ -81,12 +81,7 @@ pub(crate) struct Args {
     epilogue: EpilogueArgs,
     /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
     /// gemm_ar
-    #[arg(
-        long,
-        value_name = "TYPE",
-        default_value = "dtype",
-        value_parser = shapes::parse_partials,
-    )]
+    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = parse_partials)]
     pub partials: Partials,
     /// Start a run on the host that is expected to take more than an hour
     #[arg(long)]
@@ -127,8 +122,9 @@ impl BenchCase {
 }
 
 /// What is to be measured, the same on every rank.
-#[derive(Clone, Debug)]
-struct BenchJob {
+#[derive(Debug)]
+struct BenchJob<'a> {
+    args: &'a Args,
     on_gpus: bool,
     world: WorldSize,
     numerics: Numerics,
@@ -136,9 +132,6 @@ struct BenchJob {
     samples: u32,
     /// Rows of calls, in place of rounds.
     rows: Option<serving::Trace>,
-    execution: OverrideArgs,
-    transport: Select,
-    defect: Defect,
 }
 
 /// What all ranks know at the end.
@@ -175,7 +168,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
         return launch::again(job.world.get(), args.hosts, false);
     }
     let found = ranks::on_threads(World::local(job.world.get())?, |world| rank::run(&job, world))?;
-    tell(args, &job, found.into_iter().next().context("no ranks")?)
+    tell(&job, found.into_iter().next().context("no ranks")?)
 }
 
 fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
@@ -190,7 +183,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     }
     let found = rank::run(&job, world)?;
     // A launcher would end rank 0 amid its output when another rank fails.
-    if first { tell(args, &job, found) } else { Ok(true) }
+    if first { tell(&job, found) } else { Ok(true) }
 }
 
 /// Before minutes are spent on what cannot be written.
@@ -224,10 +217,10 @@ fn leaves_peers_to_nccl(transport: Select, variable: Option<&OsStr>) -> bool {
     transport == Select::Pcie && variable.is_none_or(OsStr::is_empty)
 }
 
-fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
+fn tell(job: &BenchJob<'_>, found: BenchResult) -> anyhow::Result<bool> {
     let (placement, transport) = (found.placement, found.transport.to_string());
     let origin = Origin::of(job.on_gpus, job.world.get(), placement.ranks).with_libraries();
-    let (nccl, json) = (origin.nccl(), args.json.as_deref());
+    let (nccl, json) = (origin.nccl(), job.args.json.as_deref());
     match found.rows {
         Measurement::Rounds(rows) => {
             let report =
@@ -252,8 +245,8 @@ fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool>
     }
 }
 
-impl BenchJob {
-    fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
+impl<'a> BenchJob<'a> {
+    fn new(args: &'a Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let rows = args
             .trace_m
@@ -261,9 +254,8 @@ impl BenchJob {
             .map(|source| source.trace(args.calls.unwrap_or(if on_gpus { 20_000 } else { 64 })));
         let cases = cases(args, world, on_gpus, rows.as_ref())?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
-        let Args { execution, transport, defect, .. } = *args;
         let numerics = args.layers.types.numerics()?;
-        Ok(Self { on_gpus, world, numerics, cases, samples, rows, execution, transport, defect })
+        Ok(Self { args, on_gpus, world, numerics, cases, samples, rows })
     }
 }
 

@@ -27,8 +27,8 @@ use indicatif::ProgressBar;
 use std::time::Duration;
 
 /// Measures all cases, on one communicator, as a program would. Collective.
-pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> {
-    let ctx = RankContext::connect(world, job.transport)?;
+pub(super) fn run(job: &BenchJob<'_>, world: &World) -> anyhow::Result<BenchResult> {
+    let ctx = RankContext::connect(world, job.args.transport)?;
     let placement = Placement::of(world, ctx.comm())?;
     let first = world.rank().get() == 0;
     let table = (first && job.rows.is_none()).then(|| begin_table(job, &ctx, placement));
@@ -39,7 +39,7 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
 }
 
 /// Prints the head of the table of rounds, whose rows follow as they are measured.
-fn begin_table(job: &BenchJob, ctx: &RankContext, placement: Placement) -> RowTable {
+fn begin_table(job: &BenchJob<'_>, ctx: &RankContext, placement: Placement) -> RowTable {
     let origin = Origin::of(job.on_gpus, job.world.get(), placement.ranks);
     let nccl = origin.nccl();
     let setup = Setup {
@@ -56,7 +56,7 @@ fn begin_table(job: &BenchJob, ctx: &RankContext, placement: Placement) -> RowTa
 }
 
 /// Of all rounds; rank 0 shows it.
-fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
+fn bar(job: &BenchJob<'_>, shown: bool) -> ProgressBar {
     let (steps, step) = job
         .rows
         .as_ref()
@@ -65,7 +65,7 @@ fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
 }
 
 struct RankBench<'a> {
-    job: &'a BenchJob,
+    job: &'a BenchJob<'a>,
     ctx: &'a RankContext,
     bar: ProgressBar,
     /// Of rank 0, where rounds are measured.
@@ -128,7 +128,7 @@ impl RankBench<'_> {
     fn built(&self, case: &BenchCase) -> anyhow::Result<(FusedLinear, u32)> {
         self.bar.set_message(case.problem.to_string());
         let (comm, problem) = (self.ctx.comm(), &case.problem);
-        let asked = self.job.execution.on(comm, problem)?;
+        let asked = self.job.args.execution.on(comm, problem)?;
         let threads = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let workers = if self.job.on_gpus { asked.workers } else { Some(threads) };
         Ok((build_with(problem, comm, Overrides { workers, ..asked }, case.epilogue)?, threads))
@@ -140,7 +140,7 @@ impl RankBench<'_> {
         rows: &Trace,
         baseline: Option<&Baseline<'_>>,
     ) -> anyhow::Result<ServingRow> {
-        let (ctx, defect, tick) = (self.ctx, self.job.defect, || self.bar.inc(1));
+        let (ctx, defect, tick) = (self.ctx, self.job.args.defect, || self.bar.inc(1));
         let (op, threads) = self.built(case)?;
         let padded = of_libraries(&case.problem)?;
         let mut sets = [ctx.operand_set_with::<X, Y>(&padded, case.epilogue)?];
@@ -206,7 +206,7 @@ impl RankBench<'_> {
             ctx.poison_results(set)?;
             ctx.forward(op, set)?;
             ctx.sync(op)?;
-            job.defect.apply(ctx, set)?;
+            job.args.defect.apply(ctx, set)?;
             ctx.verify(set, &op.plan(op.max_m())?)
         };
         let exact = call(Fill::SmallInts)?.of_wrong_elements();

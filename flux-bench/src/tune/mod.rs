@@ -6,11 +6,11 @@
 mod rank;
 
 use crate::harness::ranks;
-use crate::shapes::{self, Layer, LayerArgs};
+use crate::shapes::{self, Layer, LayerArgs, parse_partials};
 use crate::{launch, machine, out};
 use anyhow::Context;
 use flux_core::{Numerics, Partials, WorldSize};
-use flux_ops::{TuneOptions, explain_plan_table};
+use flux_ops::explain_plan_table;
 use flux_transport::{Select, World};
 use rank::TuneSummary;
 use std::path::PathBuf;
@@ -42,12 +42,7 @@ pub(crate) struct Args {
     batch_invariant: bool,
     /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
     /// gemm_ar
-    #[arg(
-        long,
-        value_name = "TYPE",
-        default_value = "dtype",
-        value_parser = shapes::parse_partials,
-    )]
+    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = parse_partials)]
     partials: Partials,
     /// The plan table, in place of the user's
     #[arg(long, value_name = "FILE")]
@@ -61,15 +56,13 @@ pub(crate) struct Args {
 }
 
 /// What is to be tuned, the same on every rank.
-struct TuneJob {
+struct TuneJob<'a> {
+    args: &'a Args,
     world: WorldSize,
     numerics: Numerics,
     layers: Vec<Layer>,
-    transport: Select,
-    /// Of each layer, but for the budget, which is that of all.
-    options: TuneOptions,
-    batch_invariant: bool,
-    table: Option<PathBuf>,
+    /// Timed calls of each plan.
+    rounds: usize,
 }
 
 /// `90`, `120s`, `10m` or `1h`.
@@ -112,41 +105,26 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     Ok(if world.rank().get() == 0 { tell(&job, &summary) } else { true })
 }
 
-fn tell(job: &TuneJob, summary: &TuneSummary) -> bool {
+fn tell(job: &TuneJob<'_>, summary: &TuneSummary) -> bool {
     let compute = (summary.device != "host")
         .then(|| flux_cuda::device_info(0).ok())
         .flatten()
         .map(|info| info.compute);
     out::line(&format_args!(
         "\n{summary}\nplan table: {}",
-        explain_plan_table(job.table.as_deref(), &summary.device, compute)
+        explain_plan_table(job.args.table.as_deref(), &summary.device, compute)
     ));
     summary.failed == 0
 }
 
-impl TuneJob {
-    fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
+impl<'a> TuneJob<'a> {
+    fn new(args: &'a Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let layers =
             args.layers.layers(world, on_gpus, &[64, 128, 256, 512, 1024, 2048, 4096, 8192])?;
         let layers = shapes::with_partials(layers, args.partials)?;
         let rounds = args.samples.unwrap_or(if on_gpus { 20 } else { 5 }).into();
-        let options = TuneOptions {
-            candidates: args.candidates.into(),
-            rounds,
-            budget: args.budget,
-            again: args.again,
-        };
-        let Args { transport, batch_invariant, ref table, .. } = *args;
-        Ok(Self {
-            world,
-            numerics: args.layers.types.numerics()?,
-            layers,
-            transport,
-            options,
-            batch_invariant,
-            table: table.clone(),
-        })
+        Ok(Self { args, world, numerics: args.layers.types.numerics()?, layers, rounds })
     }
 }
 

@@ -27,9 +27,9 @@ pub(super) struct TuneSummary {
 }
 
 /// Tunes all layers; collective.
-pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
+pub(super) fn run(job: &TuneJob<'_>, world: &World) -> anyhow::Result<TuneSummary> {
     let begun = Instant::now();
-    let options = machine::options(job.transport, world.local_rank(), 1);
+    let options = machine::options(job.args.transport, world.local_rank(), 1);
     let comm = Communicator::connect_blocking(world, options)?;
     let first = world.rank().get() == 0;
     let bar = progress::bar(job.layers.len() as u64, "rows", first);
@@ -45,13 +45,18 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     let mut summary =
         TuneSummary { device: comm.device().name().to_owned(), ..TuneSummary::default() };
     for (number, layer) in job.layers.iter().enumerate() {
-        let left = job.options.budget.saturating_sub(begun.elapsed());
+        let left = job.args.budget.saturating_sub(begun.elapsed());
         if comm.exchange(&[u8::from(left.is_zero())])?.first().is_none_or(|over| over[..] != [0]) {
             summary.left += job.layers.len() - number;
             break;
         }
         bar.set_message(format!("{}, {} s of the budget left", layer.problem, left.as_secs()));
-        let options = TuneOptions { budget: left, ..job.options };
+        let options = TuneOptions {
+            candidates: job.args.candidates.into(),
+            rounds: job.rounds,
+            budget: left,
+            again: job.args.again,
+        };
         let tuned = spec(job, &layer.problem).tune(&comm, &options);
         let words = summary.add(layer, tuned)?;
         if first {
@@ -64,10 +69,10 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
 }
 
 /// The op as the command line asks for it.
-fn spec(job: &TuneJob, problem: &Problem) -> OpSpec {
+fn spec(job: &TuneJob<'_>, problem: &Problem) -> OpSpec {
     let mut spec = OpSpec::of_problem(problem);
-    spec.batch_invariant = job.batch_invariant;
-    spec.plan_table.clone_from(&job.table);
+    spec.batch_invariant = job.args.batch_invariant;
+    spec.plan_table.clone_from(&job.args.table);
     spec
 }
 
