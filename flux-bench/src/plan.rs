@@ -35,6 +35,8 @@ pub(crate) struct Overrides {
     pub(crate) plan: Option<Plan>,
     pub(crate) workers: Option<u32>,
     pub(crate) batch_invariant: bool,
+    /// Whether each call has a time line.
+    pub(crate) trace: bool,
 }
 
 impl Overrides {
@@ -48,7 +50,8 @@ impl OverrideArgs {
     /// What is asked for of an op on `comm`.
     pub(crate) fn on(&self, comm: &Communicator, problem: &Problem) -> anyhow::Result<Overrides> {
         let plan = self.plan.or_candidate(problem, || flux_ops::ranked_plans(comm, problem))?;
-        Ok(Overrides { plan, workers: self.workers, batch_invariant: self.batch_invariant })
+        let Self { workers, batch_invariant, .. } = *self;
+        Ok(Overrides { plan, workers, batch_invariant, trace: false })
     }
 }
 

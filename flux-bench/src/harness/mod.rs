@@ -28,7 +28,7 @@ pub use flux_kernels::harness::data::{w_window, x_window};
 pub(crate) use flux_kernels::harness::{HostBuffer, NoMemory, data, room, scaled};
 pub use flux_ops::EpilogueSpec;
 pub use memory::Buffer;
-pub(crate) use op::{build, build_traced, build_with, ops_on};
+pub(crate) use op::{build, build_with, ops_on};
 pub use operand_set::{Norm, OperandSet, Weight};
 pub use operands::Operands;
 pub(crate) use operands::{bias_window, result_window};

@@ -33,25 +33,11 @@ pub(crate) fn build_with(
     overrides: Overrides,
     epilogue: EpilogueSpec,
 ) -> anyhow::Result<FusedLinear> {
-    Ok(FusedLinear::build(spec(problem, overrides, epilogue), comm)?)
-}
-
-/// As [`build`], with a time line of each call.
-pub(crate) fn build_traced(
-    problem: &Problem,
-    comm: &Communicator,
-    overrides: Overrides,
-) -> anyhow::Result<FusedLinear> {
-    let mut spec = spec(problem, overrides, EpilogueSpec::default());
-    spec.launch.trace = true;
-    Ok(FusedLinear::build(spec, comm)?)
-}
-
-fn spec(problem: &Problem, overrides: Overrides, epilogue: EpilogueSpec) -> OpSpec {
     let mut spec = OpSpec::of_problem(problem);
     spec.epilogue = epilogue;
     spec.plan = overrides.plan;
     spec.launch.workers = overrides.workers;
+    spec.launch.trace = overrides.trace;
     spec.batch_invariant = overrides.batch_invariant;
-    spec
+    Ok(FusedLinear::build(spec, comm)?)
 }

@@ -6,7 +6,7 @@ use crate::harness::data::{self, Window, y_window};
 use crate::harness::scaled::{Generator, Part};
 use crate::harness::{EpilogueSpec, Fill, w_window, x_window};
 use flux_core::{Problem, Rank};
-use flux_ops::GateLayout;
+use flux_ops::{GateLayout, Operand};
 
 /// The operands of one call of a problem, as their generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,11 @@ impl Operands {
             seed_bias: own(self.seed_bias),
             ..*self
         }
+    }
+
+    /// Whether the epilogue has this operand.
+    pub(crate) fn has(&self, operand: Operand) -> bool {
+        self.epilogue.operands.has(operand)
     }
 
     pub(crate) const fn generator_of_x(&self) -> Generator {

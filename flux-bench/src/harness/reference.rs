@@ -29,14 +29,12 @@ pub fn verify<X: Element, Y: Element>(
     let k = problem.k();
     let x = rows_of_x::<X>(operands, window.row0, window.rows);
     let w = rows_of_w::<X>(operands, product.col0, product.cols);
-    let bias = if operands.epilogue.operands.has(Operand::Bias) {
+    let bias = if operands.has(Operand::Bias) {
         operand::<Y>(operands, operands.seed_bias, bias_window(problem, rank))
     } else {
         vec![0.0; product.cols as usize]
     };
     let residual = operands
-        .epilogue
-        .operands
         .has(Operand::Residual)
         .then(|| operand::<Y>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
@@ -77,26 +75,16 @@ pub(crate) fn verify_elements<X: Element, Y: Element>(
         let way = way_of_row(operands, row0, made_by);
         let sum_of = |column: u32| {
             let col0 = window.col0 + column;
-            let one = |seed, row0| {
-                operand::<Y>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0]
-            };
-            let bias = if operands.epilogue.operands.has(Operand::Bias) {
-                one(operands.seed_bias, 0)
-            } else {
-                0.0
-            };
-            let residual = if operands.epilogue.operands.has(Operand::Residual) {
-                one(operands.seed_residual, row0)
-            } else {
-                0.0
-            };
-            sum(
-                operands,
-                way,
-                &rows_of_x::<X>(operands, row0, 1),
-                &rows_of_w::<X>(operands, col0, 1),
-                [bias, residual],
-            )
+            let added = [
+                (Operand::Bias, operands.seed_bias, 0),
+                (Operand::Residual, operands.seed_residual, row0),
+            ];
+            let added = added.map(|(of, seed, row0)| {
+                let at = Window { row0, col0, rows: 1, cols: 1 };
+                if operands.has(of) { operand::<Y>(operands, seed, at)[0] } else { 0.0 }
+            });
+            let (x, w) = (rows_of_x::<X>(operands, row0, 1), rows_of_w::<X>(operands, col0, 1));
+            sum(operands, way, &x, &w, added)
         };
         let (column, up) = columns_of(operands, rank, col);
         let expected = finish(operands, sum_of(column), up.map(sum_of));
@@ -200,7 +188,7 @@ fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
 /// The sum of a row of `x` and a row of `w`, a bias and a residual where there are any.
 fn sum(operands: &Operands, way: Reduction, x: &[f32], w: &[f32], added: [f32; 2]) -> Sum {
     let given = [Operand::Bias, Operand::Residual].into_iter().zip(added);
-    let has = |(operand, _): &(Operand, f32)| operands.epilogue.operands.has(*operand);
+    let has = |(operand, _): &(Operand, f32)| operands.has(*operand);
     let added: Vec<f32> = given.filter(has).map(|(_, value)| value).collect();
     let sum = Terms::new(&operands.problem, x, w).sum(&added, way);
     if operands.fill == Fill::SmallInts && !way.collective { sum.of_integers() } else { sum }

@@ -12,9 +12,9 @@ pub(crate) use chrome::events;
 pub(crate) use summary::summary;
 
 use crate::bench::{self, gpu_contenders::SETS};
-use crate::harness::{Fill, Operands, PlannedLayer, RankContext, build_traced, ranks};
+use crate::harness::{Fill, Operands, PlannedLayer, RankContext, build, ranks};
 use crate::page::Drawings;
-use crate::plan::{OverrideArgs, PlanArgs};
+use crate::plan::{OverrideArgs, Overrides, PlanArgs};
 use crate::shapes::{self, Layer, Shape, TypeArgs};
 use crate::timeline::{self, Call};
 use crate::{atomic_file, end, launch, limits, machine, out, simulate};
@@ -174,7 +174,8 @@ fn record<X: Element, Y: Element>(
 ) -> anyhow::Result<Traced> {
     let ctx = RankContext::connect(local, args.transport)?;
     let line = LineUp::new(&ctx, problem, id)?;
-    let op = build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
+    let overrides = Overrides { trace: true, ..args.execution.on(ctx.comm(), problem)? };
+    let op = build(problem, ctx.comm(), overrides)?;
     let mut sets =
         (0..SETS).map(|_| ctx.operand_set::<X, Y>(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {

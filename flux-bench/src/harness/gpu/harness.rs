@@ -213,12 +213,8 @@ impl Gpu {
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill,
-            bias: operands.epilogue.operands.has(Operand::Bias).then_some(operands.seed_bias),
-            residual: operands
-                .epilogue
-                .operands
-                .has(Operand::Residual)
-                .then_some(operands.seed_residual),
+            bias: operands.has(Operand::Bias).then_some(operands.seed_bias),
+            residual: operands.has(Operand::Residual).then_some(operands.seed_residual),
             activation: operands.epilogue.activation,
             gates: operands.epilogue.gates,
             flattened,

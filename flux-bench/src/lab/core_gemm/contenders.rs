@@ -5,7 +5,6 @@
 //! the next operand set.
 
 use super::Args;
-use super::contender::Contender;
 use super::mock_peers;
 use super::operands::OperandBlocks;
 use super::replay::Replay;
@@ -27,6 +26,37 @@ use flux_kernels::cuda::{Kernel, loaded};
 use flux_kernels::{Variant, with_elements};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// What is timed; the module says what each does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    /// The fastest of the algorithms that cuBLASLt proposes first.
+    Gemm,
+    /// The kernel on the local shape as a world of 1.
+    Core,
+    /// Rank 0's program without waits for peers.
+    Order,
+    /// Rank 0's program, every signal raised before.
+    Flags,
+    /// The fastest cuBLASLt algorithm with kernels of sm_80.
+    Sm80Gemm,
+}
+
+impl Contender {
+    /// Every one.
+    pub(super) const ALL: [Self; 5] =
+        [Self::Gemm, Self::Core, Self::Order, Self::Flags, Self::Sm80Gemm];
+
+    /// Those of a measurement, with what there is of the library's.
+    pub(super) fn of(library: bool, sm80: bool) -> Vec<Self> {
+        let takes_part = |contender: &Self| match contender {
+            Self::Gemm => library,
+            Self::Core | Self::Order | Self::Flags => true,
+            Self::Sm80Gemm => sm80,
+        };
+        Self::ALL.into_iter().filter(takes_part).collect()
+    }
+}
 
 /// The contenders that run the kernel.
 const OURS: [Contender; 3] = [Contender::Core, Contender::Order, Contender::Flags];

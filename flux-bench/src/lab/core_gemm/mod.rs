@@ -16,7 +16,6 @@
 //! mover. `T_flags / T_order - 1` is the cost of polling, `T_flags / T_core - 1` that of the whole
 //! program.
 
-mod contender;
 mod contenders;
 mod mock_peers;
 mod operands;

@@ -1,5 +1,4 @@
-use super::contender::Contender;
-use super::contenders::Measured;
+use super::contenders::{Contender, Measured};
 use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::bench::in_round;

@@ -94,7 +94,8 @@ fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Re
     let mut command = Command::new(std::env::current_exe()?);
     let Layer { name, problem } = case;
     let line = format!(
-        "lab first-call --ops {} --shapes {name} --dtype {} --ms {} --tp {tp} --transport {} --here",
+        "lab first-call --ops {} --shapes {name} --dtype {} --ms {} --tp {tp} --transport {} \
+         --here",
         problem.op().name(),
         problem.numerics().operand.name(),
         problem.m(),

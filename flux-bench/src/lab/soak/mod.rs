@@ -23,6 +23,7 @@ use crate::harness::{Defect, RankContext, ops_on, ranks};
 use crate::plan::Overrides;
 use crate::{launch, limits, machine, out, shapes};
 use anyhow::ensure;
+use flux_core::Problem;
 use flux_kernels::with_elements;
 use flux_transport::{Communicator, Options, Select, World};
 use phases::{SoakResult, SoakRun};
@@ -152,13 +153,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
             seed: args.seed.unwrap_or(1),
             defect: args.defect,
         };
-        let soaked = with_elements!(
-            case.problem.numerics(),
-            X,
-            Y,
-            phases::soak::<X, Y>(&ctx, &case.problem, &run)
-        )?;
-        let all = exchange(comm, soaked)?;
+        let all = soaked(&ctx, &case.problem, &run)?;
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
@@ -172,8 +167,11 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     Ok(passed)
 }
 
-/// What all ranks found, on every rank.
-fn exchange(comm: &Communicator, mine: SoakResult) -> anyhow::Result<SoakResult> {
+/// What all ranks find of a problem, on every rank.
+fn soaked(ctx: &RankContext, problem: &Problem, run: &SoakRun) -> anyhow::Result<SoakResult> {
+    let numerics = problem.numerics();
+    let mine = with_elements!(numerics, X, Y, phases::soak::<X, Y>(ctx, problem, run))?;
+    let comm = ctx.comm();
     let all = comm.exchange(&serde_json::to_vec(&mine)?)?;
     let mut sum = mine;
     for (rank, bytes) in all.iter().enumerate() {

@@ -115,8 +115,8 @@ impl RankCase<'_> {
         Operands::new(problem, self.run.seed, call, fill).with_epilogue(self.run.epilogue)
     }
 
-    /// Calls the op, after a delay of this rank in its turn: turns of 4 calls, half of them delayed,
-    /// in an order by the seed.
+    /// Calls the op, after a delay of this rank in its turn: turns of 4 calls, half of them
+    /// delayed, in an order by the seed.
     fn call<X: Element, Y: Element>(
         &mut self,
         set: &mut OperandSet<X, Y>,

@@ -146,7 +146,8 @@ impl RandomCase {
                 draw.of(&[ctas, ctas, ctas - ctas / 8, any])
             }
         };
-        Overrides { plan: self.plan, workers: Some(workers), batch_invariant: self.batch_invariant }
+        let (plan, batch_invariant) = (self.plan, self.batch_invariant);
+        Overrides { plan, workers: Some(workers), batch_invariant, trace: false }
     }
 }
 

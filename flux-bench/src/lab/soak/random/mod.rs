@@ -6,14 +6,13 @@ mod draw;
 #[cfg(test)]
 mod tests;
 
-use super::phases::{self, SoakResult, SoakRun};
-use super::{Args, exchange};
+use super::phases::{SoakResult, SoakRun};
+use super::{Args, soaked};
 use crate::harness::gpu::kernels;
 use crate::harness::{RankContext, told};
 use crate::{machine, out};
 use anyhow::Context;
 use draw::{Legal, Processor, RandomCase};
-use flux_kernels::with_elements;
 use flux_transport::{Capabilities, Mover, PeerStores};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -59,13 +58,7 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
             seed: case.seed,
             defect: args.defect,
         };
-        let soaked = with_elements!(
-            case.problem.numerics(),
-            X,
-            Y,
-            phases::soak::<X, Y>(ctx, &case.problem, &run)
-        );
-        let all = exchange(comm, soaked.with_context(failed)?).with_context(failed)?;
+        let all = soaked(ctx, &case.problem, &run).with_context(failed)?;
         if !all.passed() {
             if first {
                 out::line(&format_args!("FAILED  {}\n{all}", failed()));
