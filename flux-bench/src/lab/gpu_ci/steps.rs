@@ -19,7 +19,8 @@ pub(super) const MODULES: [&str; 6] =
     ["gpu_launches", "gpu_messages", "gpu_mixed", "gpu_nvlink", "gpu_pcie", "gpu_tune"];
 
 /// A step of this program: its name, its command line, and whether a machine has it.
-type Line = (&'static str, &'static str, fn(&Machine) -> bool);
+type Line = (&'static str, &'static str, Has);
+type Has = fn(&Machine) -> bool;
 
 /// The steps before all tests. In the words of a line:
 ///
@@ -30,7 +31,7 @@ type Line = (&'static str, &'static str, fn(&Machine) -> bool);
 /// - A word of [`SHORT`] is what it stands for.
 /// - `FILE.json` lies where figures go.
 /// - `tests/NAME` is a test that was packed; without it there is no such step.
-const FIRST: [Line; 2] = [("doctor", "doctor", always), ("compile", "lab compile", always)];
+const FIRST: [Line; 2] = [("doctor", "doctor", ALWAYS), ("compile", "lab compile", ALWAYS)];
 
 /// Words that stand for several.
 const SHORT: [(&str, &str); 5] = [
@@ -44,78 +45,78 @@ const SHORT: [(&str, &str); 5] = [
 /// The steps behind the tests.
 #[rustfmt::skip]
 const STEPS: [Line; 41] = [
-    ("soak-threads", "lab soak TP --quick", always),
-    ("soak-processes", "lab soak TP --quick --processes", always),
+    ("soak-threads", "lab soak TP --quick", ALWAYS),
+    ("soak-processes", "lab soak TP --quick --processes", ALWAYS),
     // 20 seconds.
-    ("soak-random", "lab soak TP --random 0.34", always),
+    ("soak-random", "lab soak TP --random 0.34", ALWAYS),
     // Several ranks on each GPU, as threads, which divide it, and as processes, which take turns.
     // Threads have queues for the streams of all: a wait in a shared queue blocks other ranks.
-    ("soak-shared", "QUEUES lab soak --quick SHARED", shared),
-    ("soak-nvlink-shared", "lab soak --quick SHARED --processes --transport nvlink", shared),
-    ("soak-pcie-shared", "lab soak --quick SHARED --processes --transport pcie", shared),
-    ("soak-nccl-shared", "lab soak --quick SHARED --processes --transport nccl", shared),
+    ("soak-shared", "QUEUES lab soak --quick SHARED", SHARED),
+    ("soak-nvlink-shared", "lab soak --quick SHARED --processes --transport nvlink", SHARED),
+    ("soak-pcie-shared", "lab soak --quick SHARED --processes --transport pcie", SHARED),
+    ("soak-nccl-shared", "lab soak --quick SHARED --processes --transport nccl", SHARED),
     ("soak-mixed-processes-shared",
-     "lab soak --quick SHARED --processes --transport mixed --nodes 2", shared),
+     "lab soak --quick SHARED --processes --transport mixed --nodes 2", SHARED),
     // Two threads of a node on each GPU.
     ("soak-mixed-shared",
-     "QUEUES lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", shared_pair),
+     "QUEUES lab soak --quick --transport mixed --nodes 2 --ranks-per-gpu 2", SHARED_PAIR),
     // Tests as processes of a launch, without those that are too slow there.
-    ("gpu_leaks-shared", "LAUNCH tests/gpu_leaks IN_TURN", shared),
-    ("gpu_messages-shared", "LAUNCH tests/ops gpu_messages:: IN_TURN", shared),
-    ("gpu_mixed-shared", "LAUNCH tests/ops gpu_mixed:: IN_TURN", shared),
+    ("gpu_leaks-shared", "LAUNCH tests/gpu_leaks IN_TURN", SHARED),
+    ("gpu_messages-shared", "LAUNCH tests/ops gpu_messages:: IN_TURN", SHARED),
+    ("gpu_mixed-shared", "LAUNCH tests/ops gpu_mixed:: IN_TURN", SHARED),
     ("gpu_nvlink-shared",
-     "LAUNCH tests/ops gpu_nvlink:: IN_TURN --skip ten_thousand_calls_in_a_row", shared),
+     "LAUNCH tests/ops gpu_nvlink:: IN_TURN --skip ten_thousand_calls_in_a_row", SHARED),
     ("gpu_pcie-shared",
-     "LAUNCH tests/ops gpu_pcie:: IN_TURN --skip a_thousand_calls_in_a_row", shared),
+     "LAUNCH tests/ops gpu_pcie:: IN_TURN --skip a_thousand_calls_in_a_row", SHARED),
     // Every transport between GPUs of which each rank has its own.
-    ("soak-nccl-threads", "lab soak TP --quick --transport nccl", several),
-    ("soak-nccl-processes", "lab soak TP --quick --transport nccl --processes", several),
-    ("soak-pcie-threads", "lab soak TP --quick --transport pcie", several),
-    ("soak-pcie-processes", "lab soak TP --quick --transport pcie --processes", several),
-    ("soak-mixed-threads", "lab soak TP --quick --transport mixed --nodes 2", even),
-    ("soak-mixed-processes", "lab soak TP --quick --transport mixed --nodes 2 --processes", even),
-    ("links", "lab links --json links.json", several),
+    ("soak-nccl-threads", "lab soak TP --quick --transport nccl", SEVERAL),
+    ("soak-nccl-processes", "lab soak TP --quick --transport nccl --processes", SEVERAL),
+    ("soak-pcie-threads", "lab soak TP --quick --transport pcie", SEVERAL),
+    ("soak-pcie-processes", "lab soak TP --quick --transport pcie --processes", SEVERAL),
+    ("soak-mixed-threads", "lab soak TP --quick --transport mixed --nodes 2", EVEN),
+    ("soak-mixed-processes", "lab soak TP --quick --transport mixed --nodes 2 --processes", EVEN),
+    ("links", "lab links --json links.json", SEVERAL),
     // The fault suite over every transport, all of it over peer memory.
-    ("faults", "lab faults --transport nvlink --ranks RANKS", fails),
-    ("faults-pcie", "lab faults --transport pcie --ranks RANKS FEW", fails),
-    ("faults-nccl", "lab faults --transport nccl --ranks RANKS FEW", fails),
-    ("faults-mixed", "lab faults --transport mixed --ranks RANKS FEW --nodes 2", fails_apart),
-    ("faults-shared", "lab faults --transport nvlink --ranks 8 SHARED", shared),
-    ("faults-pcie-shared", "lab faults --transport pcie --ranks 8 SHARED FEW", shared),
+    ("faults", "lab faults --transport nvlink --ranks RANKS", FAILS),
+    ("faults-pcie", "lab faults --transport pcie --ranks RANKS FEW", FAILS),
+    ("faults-nccl", "lab faults --transport nccl --ranks RANKS FEW", FAILS),
+    ("faults-mixed", "lab faults --transport mixed --ranks RANKS FEW --nodes 2", FAILS_APART),
+    ("faults-shared", "lab faults --transport nvlink --ranks 8 SHARED", SHARED),
+    ("faults-pcie-shared", "lab faults --transport pcie --ranks 8 SHARED FEW", SHARED),
     // Connecting ranks that take turns takes NCCL longer than the usual deadline.
     ("faults-nccl-shared",
-     "lab faults --transport nccl --ranks 8 SHARED FEW --deadline-ms 8000", shared),
+     "lab faults --transport nccl --ranks 8 SHARED FEW --deadline-ms 8000", SHARED),
     ("faults-mixed-shared",
-     "lab faults --transport mixed --ranks 8 SHARED FEW --deadline-ms 8000 --nodes 2", shared),
-    ("bench", "bench TP --ms 1024,8192 --samples 25 --json bench.json", always),
+     "lab faults --transport mixed --ranks 8 SHARED FEW --deadline-ms 8000 --nodes 2", SHARED),
+    ("bench", "bench TP --ms 1024,8192 --samples 25 --json bench.json", ALWAYS),
     ("bench-fp16",
      "bench TP --dtype fp16 --shapes llama70b --ms 1024 --samples 10 \
-      --json bench-fp16.json", always),
+      --json bench-fp16.json", ALWAYS),
     // Scales that the serial path gathers, and those that it has to put in order, too.
     ("bench-fp8-row",
      "bench TP --dtype fp8 --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar --ms 1024 \
-      --samples 10", always),
+      --samples 10", ALWAYS),
     ("bench-fp8-block",
      "bench TP --dtype fp8 --scales block --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar \
-      --ms 1024 --samples 10", always),
+      --ms 1024 --samples 10", ALWAYS),
     // Every part of an epilogue, and rows that the serial path pads.
     ("bench-swiglu",
      "bench TP --shapes llama70b --ops ag_gemm,gemm_rs,gemm_ar --ms 1001 --samples 10 \
-      --bias --residual --norm 1e-6 --gates swiglu", always),
+      --bias --residual --norm 1e-6 --gates swiglu", ALWAYS),
     ("bench-geglu",
      "bench TP --shapes llama70b --ops ag_gemm,gemm_rs --ms 1001 --samples 10 \
-      --dtype fp16 --residual --gates geglu_interleaved", always),
+      --dtype fp16 --residual --gates geglu_interleaved", ALWAYS),
     ("bench-silu",
      "bench TP --shapes llama70b --ops ag_gemm,gemm_ar --ms 1001 --samples 10 \
-      --bias --activation silu", always),
-    ("bench-processes", "bench TP --ms 1024 --samples 10 --processes", always),
+      --bias --activation silu", ALWAYS),
+    ("bench-processes", "bench TP --ms 1024 --samples 10 --processes", ALWAYS),
     ("bench-hosts",
      "bench TP --ms 1024 --samples 10 --processes --hosts 2 --transport nccl \
-      --json bench-hosts.json", several),
-    ("first-call", "lab first-call TP --ms 512,8192 --shapes llama70b", always),
+      --json bench-hosts.json", SEVERAL),
+    ("first-call", "lab first-call TP --ms 512,8192 --shapes llama70b", ALWAYS),
     // Of a world of 8, whatever there is.
-    ("core", "lab core --shapes llama70b --ms 1024 --samples 10 --json core.json", always),
-    ("peers", "lab peers TP --ms 512 --samples 10 --limit 150 --json peers.json", pytorch),
+    ("core", "lab core --shapes llama70b --ms 1024 --samples 10 --json core.json", ALWAYS),
+    ("peers", "lab peers TP --ms 512 --samples 10 --limit 150 --json peers.json", PYTORCH),
 ];
 
 /// What decides which steps there are.
@@ -137,37 +138,14 @@ impl Machine {
     }
 }
 
-const fn always(_: &Machine) -> bool {
-    true
-}
-
-fn shared(machine: &Machine) -> bool {
-    machine.per_gpu().is_some()
-}
-
-fn shared_pair(machine: &Machine) -> bool {
-    shared(machine) && machine.gpus == 2
-}
-
-const fn several(machine: &Machine) -> bool {
-    machine.gpus > 1
-}
-
-const fn even(machine: &Machine) -> bool {
-    several(machine) && machine.gpus.is_multiple_of(2)
-}
-
-fn fails(machine: &Machine) -> bool {
-    machine.ranks() > 1
-}
-
-fn fails_apart(machine: &Machine) -> bool {
-    machine.ranks() > 2 && machine.ranks().is_multiple_of(2)
-}
-
-const fn pytorch(machine: &Machine) -> bool {
-    machine.pytorch
-}
+const ALWAYS: Has = |_| true;
+const SHARED: Has = |machine| machine.per_gpu().is_some();
+const SHARED_PAIR: Has = |machine| SHARED(machine) && machine.gpus == 2;
+const SEVERAL: Has = |machine| machine.gpus > 1;
+const EVEN: Has = |machine| SEVERAL(machine) && machine.gpus.is_multiple_of(2);
+const FAILS: Has = |machine| machine.ranks() > 1;
+const FAILS_APART: Has = |machine| machine.ranks() > 2 && machine.ranks().is_multiple_of(2);
+const PYTORCH: Has = |machine| machine.pytorch;
 
 /// The steps' names and command lines. `out`: where figures go.
 pub(super) fn steps(
