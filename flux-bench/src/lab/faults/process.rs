@@ -124,16 +124,10 @@ impl Process {
 
     /// Waits until it has ended by itself, until the limit; whether it has.
     pub(super) fn ended(&mut self, limit: Instant) -> anyhow::Result<bool> {
-        loop {
+        within(limit, || {
             self.interrupt.check()?;
-            if self.child.try_wait()?.is_some() {
-                return Ok(true);
-            }
-            if Instant::now() >= limit {
-                return Ok(false);
-            }
-            std::thread::sleep(LOOK);
-        }
+            Ok(self.child.try_wait()?.is_some())
+        })
     }
 }
 
@@ -153,9 +147,10 @@ impl Drop for Process {
 
 /// Reaps what was killed and joins its reader; whether both have ended by the limit.
 fn collect(child: &mut Child, reader: &mut Option<JoinHandle<()>>, limit: Instant) -> bool {
-    let gone = within(limit, || !matches!(child.try_wait(), Ok(None)));
+    let gone = within(limit, || Ok(!matches!(child.try_wait(), Ok(None)))).unwrap_or(false);
     // Its pipe is open for as long as anything that it has started holds it.
-    let read = within(limit, || reader.as_ref().is_none_or(JoinHandle::is_finished));
+    let read = within(limit, || Ok(reader.as_ref().is_none_or(JoinHandle::is_finished)));
+    let read = read.unwrap_or(false);
     if let Some(reader) = reader.take_if(|_| read) {
         let _ = reader.join();
     }
@@ -163,13 +158,11 @@ fn collect(child: &mut Child, reader: &mut Option<JoinHandle<()>>, limit: Instan
 }
 
 /// Whether `done` says so before the limit.
-fn within(limit: Instant, mut done: impl FnMut() -> bool) -> bool {
+fn within(limit: Instant, mut done: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
     loop {
-        if done() {
-            return true;
-        }
-        if Instant::now() >= limit {
-            return false;
+        let done = done()?;
+        if done || Instant::now() >= limit {
+            return Ok(done);
         }
         std::thread::sleep(LOOK);
     }
