@@ -69,7 +69,8 @@ fn gpus() {
     found("driver", version);
     let count = machine::gpu_count();
     for ordinal in 0..count {
-        let info = flux_cuda::device_info(ordinal).map(|i| {
+        let info = flux_cuda::device_info(ordinal);
+        let words = |i: &DeviceInfo| {
             let (memory, l2) = (i.memory_bytes >> 30, i.l2_bytes >> 20);
             let sharing = if i.virtual_memory && i.posix_handles {
                 ""
@@ -80,9 +81,9 @@ fn gpus() {
                 "{}, sm_{}{}, {} SMs, {memory} GiB, {l2} MiB L2, {}, {}{sharing}",
                 i.name, i.compute.major, i.compute.minor, i.sms, i.pci, i.uuid
             )
-        });
-        found(&format!("gpu {ordinal}"), info);
-        if let Ok(info) = flux_cuda::device_info(ordinal) {
+        };
+        found(&format!("gpu {ordinal}"), info.as_ref().map(words));
+        if let Ok(info) = info {
             found("kernel", KernelTarget::explain(info.compute));
         }
     }

@@ -27,7 +27,7 @@ pub(super) struct GpuContenders<'a, X, Y> {
     nccl: &'a Comm,
     op: &'a FusedLinear,
     sets: &'a mut [OperandSet<X, Y>],
-    serial: GpuSerial<'a>,
+    serial: GpuSerial<'a, X, Y>,
     word: DeviceBlock,
     spin: Duration,
     watchdog: &'a Watchdog,

@@ -18,9 +18,10 @@ use flux_kernels::harness::UnfusedEpilogue;
 use flux_ops::{EpilogueSpec, Operand};
 use flux_transport::CollectiveKind;
 use flux_transport::internal::nccl::{Comm, ElementType};
+use std::marker::PhantomData;
 
 /// One rank's serial path over some operand sets.
-pub(super) struct GpuSerial<'a> {
+pub(super) struct GpuSerial<'a, X, Y> {
     gpu: &'a Gpu,
     nccl: &'a Comm,
     rank: Rank,
@@ -29,6 +30,7 @@ pub(super) struct GpuSerial<'a> {
     epilogue: EpilogueSpec,
     /// Of each operand set.
     between: Vec<Between>,
+    elements: PhantomData<(X, Y)>,
 }
 
 /// What the path passes on of an operand set, and what of its operands is the library's own.
@@ -51,9 +53,9 @@ struct GatheredScales {
     interleaved: Option<DeviceBlock>,
 }
 
-impl<'a> GpuSerial<'a> {
+impl<'a, X: Element, Y: Element> GpuSerial<'a, X, Y> {
     /// Of an op with this problem, on filled operand sets.
-    pub(super) fn new<X: Element, Y: Element>(
+    pub(super) fn new(
         gpu: &'a Gpu,
         nccl: &'a Comm,
         rank: Rank,
@@ -65,7 +67,8 @@ impl<'a> GpuSerial<'a> {
         let gemm = Gemm::new(gpu.device(), GemmShape::of(&problem, rank), problem.numerics())?;
         let between = sets.iter().map(|_| Between::new(gpu, &problem, epilogue, rank));
         let between = between.collect::<anyhow::Result<_>>()?;
-        Ok(Self { gpu, nccl, rank, gemm, problem, epilogue, between })
+        let elements = PhantomData;
+        Ok(Self { gpu, nccl, rank, gemm, problem, epilogue, between, elements })
     }
 
     /// Its problem, whose shards are equal.
@@ -97,11 +100,7 @@ impl<'a> GpuSerial<'a> {
     }
 
     /// Enqueues all of it.
-    pub(super) fn launch<X: Element, Y: Element>(
-        &self,
-        set: usize,
-        of: &OperandSet<X, Y>,
-    ) -> anyhow::Result<()> {
+    pub(super) fn launch(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<()> {
         if self.problem.op().gathers() {
             self.comm(set, of)?;
             self.interleave(set)?;
@@ -114,11 +113,7 @@ impl<'a> GpuSerial<'a> {
     }
 
     /// Enqueues the GEMM.
-    pub(super) fn gemm<X: Element, Y: Element>(
-        &self,
-        set: usize,
-        of: &OperandSet<X, Y>,
-    ) -> anyhow::Result<()> {
+    pub(super) fn gemm(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<()> {
         let Between { rows, library, scales, .. } = &self.between[set];
         let (x, y) = if self.problem.op().gathers() {
             (rows.address(), self.product(set, of)?)
@@ -138,11 +133,7 @@ impl<'a> GpuSerial<'a> {
     }
 
     /// Enqueues the collective.
-    pub(super) fn comm<X: Element, Y: Element>(
-        &self,
-        set: usize,
-        of: &OperandSet<X, Y>,
-    ) -> anyhow::Result<()> {
+    pub(super) fn comm(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<()> {
         let (problem, rank, stream) = (&self.problem, self.rank, self.gpu.raw_stream());
         let Between { rows, library, scales, .. } = &self.between[set];
         let (x, y) = (block(&of.x)?, block(&of.weights[0].y)?.address());
@@ -184,7 +175,7 @@ impl<'a> GpuSerial<'a> {
     }
 
     /// Where the sums of a set are that an epilogue finishes, or `y` itself.
-    fn product<X, Y>(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<u64> {
+    fn product(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<u64> {
         let product = match &self.between[set].product {
             Some(product) => product,
             None => block(&of.weights[0].y)?,
@@ -193,7 +184,7 @@ impl<'a> GpuSerial<'a> {
     }
 
     /// Enqueues what follows GEMM and collective, by one kernel.
-    fn epilogue<X, Y: Element>(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<()> {
+    fn epilogue(&self, set: usize, of: &OperandSet<X, Y>) -> anyhow::Result<()> {
         if self.epilogue == EpilogueSpec::default() {
             return Ok(());
         }

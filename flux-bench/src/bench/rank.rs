@@ -15,7 +15,7 @@ use super::{
 use crate::harness::{Fill, OperandSet, Operands, RankContext, Verdict, build_with};
 use crate::plan::Overrides;
 use crate::report::{
-    Measured, Origin, Placement, Row, RowTable, ServingRow, Setup, Sustained, Verified,
+    Measured, Origin, Placement, Row, RowTable, ServingRow, Sustained, of_rounds, setup,
 };
 use crate::{end, machine, out, progress};
 use anyhow::Context;
@@ -41,17 +41,12 @@ pub(super) fn run(job: &BenchJob<'_>, world: &World) -> anyhow::Result<BenchResu
 /// Prints the head of the table of rounds, whose rows follow as they are measured.
 fn begin_table(job: &BenchJob<'_>, ctx: &RankContext, placement: Placement) -> RowTable {
     let origin = Origin::of(job.on_gpus, job.world.get(), placement.ranks);
-    let nccl = origin.nccl();
-    let setup = Setup {
-        origin: &origin,
-        transport: &ctx.comm().transport().to_string(),
-        placement,
-        tp: job.world.get(),
-        dtype: &job.numerics.to_string(),
-        nccl: nccl.as_ref(),
-    };
-    let table = RowTable::of(job.cases.iter().map(BenchCase::head));
-    out::print(&format_args!("{}{}", setup.heading_of_rounds(job.samples), table.head()));
+    let (transport, heads) =
+        (ctx.comm().transport().to_string(), job.cases.iter().map(BenchCase::head));
+    let head = heads.clone().next();
+    let setup = setup(&origin, (&transport, placement), origin.nccl().as_ref(), head.as_ref());
+    let table = RowTable::of(heads);
+    out::print(&(setup + &of_rounds(&transport, job.samples) + &table.head()));
     table
 }
 
@@ -245,13 +240,12 @@ impl RankBench<'_> {
         }
         let verdict = of_op.merge(of_serial);
         let &(measured, sustained) = times;
-        let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let row = Row::new(
             &case.model,
             &case.problem,
             op.plan(op.max_m())?.to_string(),
             measured,
-            verified,
+            verdict,
             self.job.samples,
         );
         let padded = of_libraries(&case.problem)?.m();

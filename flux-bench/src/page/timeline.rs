@@ -97,11 +97,10 @@ fn longest(calls: &[Call]) -> Duration {
 }
 
 fn document(calls: &[Call], column: Duration) -> String {
-    let first = |call: &Call| format!("{}: {}", call.title, call.exposed());
     let title = match calls {
         [] => String::new(),
-        [call] => first(call),
-        [call, more @ ..] => format!("{}, and {} more", first(call), more.len()),
+        [call] => call.headline(),
+        [call, more @ ..] => format!("{}, and {} more", call.headline(), more.len()),
     };
     let mut intro = Html::default();
     intro.paragraph(

@@ -24,10 +24,11 @@ pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::{Sustained, table as sustained_table};
 pub(crate) use table::{
-    Column, RowTable, Setup, aligned, columns, dashed, ms, resolved, verdict, what_it_shows,
+    Column, RowTable, aligned, columns, dashed, ms, of_rounds, resolved, setup, verdict,
+    what_it_shows,
 };
 
-use crate::harness::Times;
+use crate::harness::{Times, Verdict};
 use crate::out;
 use flux_core::{Problem, metrics};
 use serde::{Deserialize, Serialize};
@@ -140,13 +141,6 @@ impl Late {
     }
 }
 
-/// Outcome of the verification of one row, over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Verified {
-    pub max_rel_err: f64,
-    pub ok: bool,
-}
-
 impl Row {
     /// The row of `problem`, from what was measured.
     pub fn new(
@@ -154,7 +148,7 @@ impl Row {
         problem: &Problem,
         plan: String,
         measured: Measured,
-        verified: Verified,
+        verdict: Verdict,
         samples: u32,
     ) -> Self {
         let Measured { times, late, enqueue: enqueue_ms } = measured;
@@ -170,8 +164,8 @@ impl Row {
             ect_ms: metrics::ect(op, gemm) * 1e3,
             overlap_efficiency: metrics::overlap_efficiency(op, gemm, serial),
             tflops: metrics::tflops(problem.flop_per_rank(), op),
-            max_rel_err: verified.max_rel_err,
-            verified: verified.ok,
+            max_rel_err: verdict.max_rel_err(),
+            verified: verdict.ok(),
             serial_m: None,
             samples,
             late,

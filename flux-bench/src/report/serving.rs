@@ -1,6 +1,6 @@
 //! Calls with other rows in each, the op beside the serial path.
 
-use super::{Head, Origin, Placement, Setup, columns, ms, what_it_shows};
+use super::{Head, Origin, Placement, columns, ms, setup, what_it_shows};
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
@@ -119,14 +119,8 @@ impl ServingReport {
 
     pub(crate) fn table(&self) -> String {
         let first = self.serving.first();
-        let setup = Setup {
-            origin: &self.origin,
-            transport: &self.transport,
-            placement: self.placement,
-            tp: first.map_or(0, |row| row.head.tp),
-            dtype: first.map_or("", |row| &row.head.dtype),
-            nccl: self.nccl.as_ref(),
-        };
+        let on = (&*self.transport, self.placement);
+        let setup = setup(&self.origin, on, self.nccl.as_ref(), first.map(|row| &row.head));
         let mib = |held: Held| {
             [held.before, held.amid, held.after].map(|bytes| (bytes >> 20).to_string())
         };

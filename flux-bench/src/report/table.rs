@@ -143,42 +143,30 @@ pub(crate) fn what_it_shows(transport: &str) -> &'static str {
     }
 }
 
-/// What a table was measured on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup<'a> {
-    pub(crate) origin: &'a Origin,
-    pub(crate) transport: &'a str,
-    pub(crate) placement: Placement,
-    pub(crate) tp: u32,
-    pub(crate) dtype: &'a str,
-    pub(crate) nccl: Option<&'a String>,
+/// What a table was measured on, in a line.
+pub(crate) fn setup(
+    origin: &Origin,
+    (transport, placement): (&str, Placement),
+    nccl: Option<&String>,
+    head: Option<&Head>,
+) -> String {
+    let (tp, dtype) = head.map_or((0, ""), |head| (head.tp, &head.dtype));
+    let mut line = format!("{}, transport {transport}, TP {tp}, {dtype}{placement}", origin.device);
+    let versions =
+        [("driver", origin.driver.as_ref()), ("CUDA", origin.cuda.as_ref()), ("NCCL", nccl)];
+    for (name, version) in versions {
+        line += &version.map_or_else(String::new, |version| format!(", {name} {version}"));
+    }
+    line + "\n"
 }
 
-impl Setup<'_> {
-    /// The lines above a table of so many rounds.
-    pub(crate) fn heading_of_rounds(&self, samples: u32) -> String {
-        format!(
-            "{self}medians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - \
-             T_gemm)\n{}\n",
-            what_it_shows(self.transport)
-        )
-    }
-}
-
-/// One line.
-impl fmt::Display for Setup<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { origin, transport, placement, tp, dtype, nccl } = self;
-        write!(f, "{}, transport {transport}, TP {tp}, {dtype}{placement}", origin.device)?;
-        let versions =
-            [("driver", origin.driver.as_ref()), ("CUDA", origin.cuda.as_ref()), ("NCCL", *nccl)];
-        for (name, version) in versions {
-            if let Some(version) = version {
-                write!(f, ", {name} {version}")?;
-            }
-        }
-        f.write_str("\n")
-    }
+/// What stands between [`setup`] and a table of so many rounds.
+pub(crate) fn of_rounds(transport: &str, samples: u32) -> String {
+    format!(
+        "medians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - \
+         T_gemm)\n{}\n",
+        what_it_shows(transport)
+    )
 }
 
 /// Three significant digits or more, as the host's milliseconds and a GPU's microseconds both need.

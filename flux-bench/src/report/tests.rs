@@ -35,7 +35,7 @@ fn report() -> Report {
         late: Late::default(),
         enqueue: None,
     };
-    let verified = Verified { max_rel_err: 1.5e-3, ok: true };
+    let verified = Verdict { max_error: 1.5e-3, max_reference: 1.0, ..Verdict::default() };
     Report {
         schema: SCHEMA,
         origin: Origin::of_a_test("a device", 8, "flux-bench bench"),
@@ -49,18 +49,15 @@ fn report() -> Report {
 /// All that is printed of a report.
 fn table(report: &Report) -> String {
     let first = &report.rows[0];
-    let setup = Setup {
-        origin: &report.origin,
-        transport: &report.transport,
-        placement: report.placement,
-        tp: first.head.tp,
-        dtype: &first.head.dtype,
-        nccl: report.nccl.as_ref(),
-    };
+    let on = (&*report.transport, report.placement);
+    let setup = setup(&report.origin, on, report.nccl.as_ref(), Some(&first.head));
     let lines = RowTable::of(report.rows.iter().map(|row| row.head.clone()));
     let rows: String = report.rows.iter().map(|row| lines.row(row)).collect();
-    let heading = setup.heading_of_rounds(first.samples);
-    heading + &lines.head() + &rows + &sustained_table(&report.rows)
+    setup
+        + &of_rounds(&report.transport, first.samples)
+        + &lines.head()
+        + &rows
+        + &sustained_table(&report.rows)
 }
 
 #[test]

@@ -2,9 +2,9 @@ mod peers;
 
 use super::*;
 use crate::atomic_file;
-use crate::harness::Times;
+use crate::harness::{Times, Verdict};
 use crate::record::{read_ops as read, read_peers};
-use crate::report::{Each, Late, Measured, PEERS_SCHEMA, Row, SCHEMA, Verified};
+use crate::report::{Each, Late, Measured, PEERS_SCHEMA, Row, SCHEMA};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use std::fs;
 
@@ -25,7 +25,7 @@ fn row(op: OpKind, m: usize, op_ms: f64) -> Row {
         &problem,
         "a plan".into(),
         measured,
-        Verified { max_rel_err: 1e-3, ok: true },
+        Verdict { max_error: 1e-3, max_reference: 1.0, ..Verdict::default() },
         30,
     )
 }

@@ -48,6 +48,11 @@ impl Call {
         self.ranks.iter().map(of_rank).max().unwrap_or_default()
     }
 
+    /// Which call it is, and its exposed wait.
+    pub(crate) fn headline(&self) -> String {
+        format!("{}: {}", self.title, self.exposed())
+    }
+
     /// How many workers there are on all ranks.
     pub(crate) fn workers(&self) -> usize {
         self.ranks.iter().map(Vec::len).sum()

@@ -52,7 +52,7 @@ pub(crate) struct TimeScale {
 
 /// The time line as a drawing of its own.
 pub(crate) fn chart(call: &Call, scale: TimeScale) -> Chart {
-    let title = format!("{}: {}", call.title, call.exposed());
+    let title = call.headline();
     let mut svg = begin((WIDTH, height(call)), &escape(&title));
     svg += &style();
     draw(&mut svg, 0.0, call, scale);
@@ -74,7 +74,7 @@ pub(crate) fn svg(calls: &[(&Call, TimeScale)]) -> String {
     }
     let mut y = LINE;
     for &(call, scale) in calls {
-        let title = format!("{}: {}", call.title, call.exposed());
+        let title = call.headline();
         let bold = format!("<tspan font-weight=\"600\">{}</tspan>", escape(&title));
         text(&mut out, Point { x: SIDE, y: y + 22.0 }, "start", &bold);
         for (line, words) in (2..).zip(&call.about) {
