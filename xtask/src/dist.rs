@@ -10,7 +10,7 @@
 //! ```
 
 use crate::cargo::{
-    artifacts, build as build_workspace, cargo, check, commit, root, target_folder,
+    artifacts, build as build_workspace, cargo, check, commit, remove, root, target_folder,
 };
 use crate::kernels::Selection;
 use crate::{kernels, wheel};
@@ -44,9 +44,7 @@ pub(crate) fn list(selection: Selection) -> anyhow::Result<()> {
 /// Builds the folder anew and returns its path.
 pub(crate) fn build(selection: Selection) -> anyhow::Result<PathBuf> {
     let dist = root().join("dist");
-    if dist.exists() {
-        fs::remove_dir_all(&dist).with_context(|| format!("cannot empty {}", dist.display()))?;
-    }
+    remove(&dist)?;
     fs::create_dir_all(dist.join("tests"))?;
 
     let mut tests = cargo();

@@ -3,7 +3,7 @@
 //!
 //! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
 
-use crate::cargo::{build, check, target_folder};
+use crate::cargo::{build, check, remove, target_folder};
 use anyhow::{Context, ensure};
 use std::ffi::OsStr;
 use std::fs;
@@ -152,16 +152,6 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
     fs::rename(&unpacked, folder)
         .with_context(|| format!("cannot move the wheel's files to {}", folder.display()))?;
     remove(&scratch)
-}
-
-/// Removes a folder, if it is there.
-fn remove(folder: &Path) -> anyhow::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn python() -> Command {

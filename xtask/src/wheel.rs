@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is installed outside the target folder.
 
-use crate::cargo::{build as build_workspace, check, commit, root, target_folder};
+use crate::cargo::{build as build_workspace, check, commit, remove, root, target_folder};
 use anyhow::{Context, ensure};
 use std::fs;
 use std::path::PathBuf;
@@ -14,10 +14,7 @@ const MATURIN: &str = "maturin==1.16.0";
 /// Builds the wheel with a cargo profile, and returns its path.
 pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let folder = target_folder()?.join("wheels");
-    if folder.exists() {
-        fs::remove_dir_all(&folder)
-            .with_context(|| format!("cannot empty {}", folder.display()))?;
-    }
+    remove(&folder)?;
     let package = root().join("flux-python");
     // The proof of peer access runs in a process of its own, which a Python program cannot be.
     for artifact in build_workspace(profile, &["--bin", "flux-probe"])? {
