@@ -118,9 +118,8 @@ impl Comparison {
             .map(|((when, name), record)| {
                 let origin = record.origin();
                 format!(
-                    "{when}: {name}, {} x {}, {}commit {}, {}: {}",
-                    origin.gpus,
-                    origin.device,
+                    "{when}: {name}, {}, {}commit {}, {}: {}",
+                    origin.machine(),
                     record.transport().map_or_else(String::new, |on| format!("{on}, ")),
                     origin.commit,
                     origin.date,
@@ -129,8 +128,8 @@ impl Comparison {
             })
             .collect();
         let [before, after] = [&self.records[0], &self.records[1]];
-        let machine = |record: &Record| (record.origin().device.clone(), record.origin().gpus);
-        if machine(before) != machine(after) || before.transport() != after.transport() {
+        let machines = [before, after].map(|record| record.origin().machine());
+        if machines[0] != machines[1] || before.transport() != after.transport() {
             notes.push("They are of two machines or transports.".to_owned());
         }
         for (rows, name) in self.alone.iter().zip([&self.names[1], &self.names[0]]) {

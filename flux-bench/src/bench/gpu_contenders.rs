@@ -68,7 +68,7 @@ impl<'a, X: Element, Y: Element> GpuContenders<'a, X, Y> {
     /// Verifies the serial path on the first set. Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watchdog.heartbeat();
-        let held = serial::prepare_check(self.ctx, &mut self.sets[0], *self.serial.problem())?;
+        let held = serial::prepare_check(self.ctx, &mut self.sets[0], self.serial.problem)?;
         self.serial.fill(0, self.sets[0].held()?)?;
         self.serial.poison(0)?;
         self.launch(Contender::Serial, 0)?;
@@ -156,7 +156,7 @@ impl<X: Element, Y: Element> AnyRows for GpuContenders<'_, X, Y> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.watchdog.heartbeat();
         self.serial.take(&operands.problem)?;
-        let (padded, largest) = (self.serial.problem(), of_libraries(self.op.largest())?);
+        let (padded, largest) = (&self.serial.problem, of_libraries(self.op.largest())?);
         anyhow::ensure!(padded.m() <= largest.m(), "{padded} beyond {largest}");
         for (number, set) in self.sets.iter_mut().enumerate() {
             self.ctx.fill(set, operands)?;

@@ -26,7 +26,8 @@ pub(super) struct GpuSerial<'a, X, Y> {
     nccl: &'a Comm,
     rank: Rank,
     pub(super) gemm: Gemm,
-    problem: Problem,
+    /// With equal shards.
+    pub(super) problem: Problem,
     epilogue: EpilogueSpec,
     /// Of each operand set.
     between: Vec<Between>,
@@ -69,11 +70,6 @@ impl<'a, X: Element, Y: Element> GpuSerial<'a, X, Y> {
         let between = between.collect::<anyhow::Result<_>>()?;
         let elements = PhantomData;
         Ok(Self { gpu, nccl, rank, gemm, problem, epilogue, between, elements })
-    }
-
-    /// Its problem, whose shards are equal.
-    pub(super) const fn problem(&self) -> &Problem {
-        &self.problem
     }
 
     /// Has the rows of a call with this problem from now on.
@@ -122,7 +118,7 @@ impl<'a, X: Element, Y: Element> GpuSerial<'a, X, Y> {
         };
         let w = block(&of.weights[0].w)?.address();
         let scales = library.as_ref().map(|library| {
-            let [x, w] = library.scales();
+            let [x, w] = &library.scales;
             let gathered = scales.as_ref().map(GatheredScales::of_all_rows);
             [gathered.unwrap_or(x), w].map(DeviceBlock::address)
         });
@@ -139,14 +135,14 @@ impl<'a, X: Element, Y: Element> GpuSerial<'a, X, Y> {
         let (x, y) = (block(&of.x)?, block(&of.weights[0].y)?.address());
         let kind = match problem.op().sums_to() {
             SumsTo::Nothing => {
-                let codes = library.as_ref().and_then(LibraryOperands::codes);
+                let codes = library.as_ref().and_then(|of| of.codes.as_ref());
                 let ends = |from: &DeviceBlock, to: &DeviceBlock| (from.address(), to.address());
                 let bytes = elements(x_window(problem, rank)) * size_of::<X>();
                 let mut tensors = vec![(ends(codes.unwrap_or(x), rows), bytes)];
                 if let (Some(library), Some(scales)) = (library, scales) {
                     let [lines, cols] = scale_extents(problem);
                     let bytes = lines as usize * cols as usize * size_of::<f32>();
-                    tensors.push((ends(&library.scales()[0], &scales.gathered), bytes));
+                    tensors.push((ends(&library.scales[0], &scales.gathered), bytes));
                 }
                 // SAFETY: each has room for all ranks' parts, and what is sent is this rank's; all
                 // on this one stream.

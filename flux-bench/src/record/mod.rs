@@ -146,16 +146,8 @@ pub fn read_ops(path: &Path) -> anyhow::Result<Report> {
 pub(crate) fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
     let peers = of_kind(path, Kind::Peers, check::peers)?;
-    let (theirs, ours) =
-        ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
-    ensure!(
-        theirs == ours,
-        "{name} was measured on {} x {}, and the ops on {} x {}",
-        theirs.1,
-        theirs.0,
-        ours.1,
-        ours.0
-    );
+    let [theirs, ours] = [&peers.origin, &report.origin].map(Origin::machine);
+    ensure!(theirs == ours, "{name} was measured on {theirs}, and the ops on {ours}");
     ensure!(
         report.rows.iter().any(|row| peers.of(row).is_some()),
         "{name} has none of the shapes that it is to be shown beside"

@@ -24,7 +24,7 @@ pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::{Sustained, table as sustained_table};
 pub(crate) use table::{
-    Column, RowTable, aligned, columns, dashed, ms, of_rounds, resolved, setup, verdict,
+    Column, RowTable, aligned, columns, dashed, ms, of_rounds, resolved, setup, verdict, versions,
     what_it_shows,
 };
 

@@ -48,6 +48,11 @@ impl Origin {
         }
     }
 
+    /// The number and name of the GPUs.
+    pub(crate) fn machine(&self) -> String {
+        format!("{} x {}", self.gpus, self.device)
+    }
+
     /// The version of NCCL, for runs on GPUs.
     pub(crate) fn nccl(&self) -> Option<String> {
         (self.gpus > 0).then(machine::nccl).flatten()

@@ -151,13 +151,14 @@ pub(crate) fn setup(
     head: Option<&Head>,
 ) -> String {
     let (tp, dtype) = head.map_or((0, ""), |head| (head.tp, &head.dtype));
-    let mut line = format!("{}, transport {transport}, TP {tp}, {dtype}{placement}", origin.device);
-    let versions =
-        [("driver", origin.driver.as_ref()), ("CUDA", origin.cuda.as_ref()), ("NCCL", nccl)];
-    for (name, version) in versions {
-        line += &version.map_or_else(String::new, |version| format!(", {name} {version}"));
-    }
-    line + "\n"
+    let (device, versions) = (&origin.device, versions(origin, nccl));
+    format!("{device}, transport {transport}, TP {tp}, {dtype}{placement}{versions}\n")
+}
+
+/// Versions of what was measured, behind other words.
+pub(crate) fn versions(origin: &Origin, nccl: Option<&String>) -> String {
+    let all = [("driver", origin.driver.as_ref()), ("CUDA", origin.cuda.as_ref()), ("NCCL", nccl)];
+    all.iter().filter_map(|(name, version)| Some(format!(", {name} {}", (*version)?))).collect()
 }
 
 /// What stands between [`setup`] and a table of so many rounds.

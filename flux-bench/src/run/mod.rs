@@ -85,16 +85,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let problem = problem_with(epilogue, problem)?;
     machine::uses_gpus(args.transport)?;
     if !input.unused.is_empty() {
-        end::say(&format!(
-            "{} has tensors that are not used: {}",
-            args.input.display(),
-            input
-                .unused
-                .iter()
-                .map(|name| name.escape_debug().to_string())
-                .collect::<Vec<_>>()
-                .join(", ")
-        ));
+        let names: Vec<_> =
+            input.unused.iter().map(|name| name.escape_debug().to_string()).collect();
+        let (file, names) = (args.input.display(), names.join(", "));
+        end::say(&format!("{file} has tensors that are not used: {names}"));
     }
     let cols = if epilogue.gates.is_some() { input.n / 2 } else { input.n };
     let normed = epilogue.rms_norm.is_some();

@@ -3,7 +3,7 @@
 //! Invariant: every row of the report is a row of the table, in the report's order.
 
 use super::machine;
-use crate::report::{PeersReport, Report, Row, dashed, ms, resolved};
+use crate::report::{PeersReport, Report, Row, dashed, ms, resolved, versions};
 use std::fmt::Write as _;
 
 const HEAD: &str =
@@ -70,19 +70,14 @@ pub(crate) fn speed_up(row: &Row) -> f64 {
 }
 
 fn heading(report: &Report) -> String {
-    let version = |name, value: &Option<String>| {
-        value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"))
-    };
     let samples = report.rows.first().map_or(0, |r| r.samples);
     format!(
-        "{}{}{}{}.\n\
+        "{}{}.\n\
          {samples} rounds on {}, commit `{}`: `{}`.\n\
          Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' \
          spread.\n",
         machine(report),
-        version("driver", &report.origin.driver),
-        version("CUDA", &report.origin.cuda),
-        version("NCCL", &report.nccl),
+        versions(&report.origin, report.nccl.as_ref()),
         report.origin.date.split('T').next().unwrap_or_default(),
         report.origin.commit,
         report.origin.command,

@@ -64,12 +64,9 @@ impl Writer<'_> {
             }
             for (role, name) in ROLES.into_iter().enumerate() {
                 let name = format!("CTA {cta:03} {name} (SM {})", worker.multiprocessor);
-                self.metadata("thread_name", thread(cta, role), &json!({ "name": name }));
-                self.metadata(
-                    "thread_sort_index",
-                    thread(cta, role),
-                    &json!({ "sort_index": thread(cta, role) }),
-                );
+                let number = thread(cta, role);
+                self.metadata("thread_name", number, &json!({ "name": name }));
+                self.metadata("thread_sort_index", number, &json!({ "sort_index": number }));
             }
             self.span(thread(cta, PRODUCER), "CTA", worker.entered, worker.left, &json!({}));
             self.items(cta);
@@ -104,15 +101,10 @@ impl Writer<'_> {
             self.producer(cta, t, &args);
             // There is no stamp of the first stage: consumers begin when they are free and rows are
             // there. The storer takes its next item while the last write completes.
-            self.span(
-                thread(cta, CONSUMERS),
-                "multiply",
-                consumers_free.max(t.rows_there),
-                t.multiplied,
-                &args,
-            );
-            self.span(thread(cta, CONSUMERS), "add partials", t.multiplied, t.summed, &args);
-            self.span(thread(cta, CONSUMERS), "write", t.summed, t.written, &args);
+            let (consumers, begun) = (thread(cta, CONSUMERS), consumers_free.max(t.rows_there));
+            self.span(consumers, "multiply", begun, t.multiplied, &args);
+            self.span(consumers, "add partials", t.multiplied, t.summed, &args);
+            self.span(consumers, "write", t.summed, t.written, &args);
             self.span(thread(cta, STORER), kind(item), storer_free.max(t.written), t.sent, &args);
             (consumers_free, storer_free) = (t.written, t.sent);
         }

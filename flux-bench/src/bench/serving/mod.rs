@@ -66,7 +66,7 @@ pub(super) fn serve(
     let (mut before, mut amid) = (Moment::default(), Moment::default());
     // Weights stay, as a model's do.
     let seed_w = Operands::new(case.problem, SEED, 0, Fill::Uniform).seed_w;
-    for (number, &m) in trace.rows().iter().cycle().take(WARM_UP).chain(trace.rows()).enumerate() {
+    for (number, &m) in trace.rows.iter().cycle().take(WARM_UP).chain(&trace.rows).enumerate() {
         if number == WARM_UP {
             before = Moment::now(ctx)?;
         }
@@ -116,8 +116,8 @@ pub(super) fn serve(
         head: Head::new(&case.model, &case.problem),
         trace: trace.name.clone(),
         calls: count as u64,
-        rows: trace.rows().iter().map(|&m| u64::from(m)).sum(),
-        different_rows: trace.rows().iter().collect::<BTreeSet<_>>().len() as u64,
+        rows: trace.rows.iter().map(|&m| u64::from(m)).sum(),
+        different_rows: trace.rows.iter().collect::<BTreeSet<_>>().len() as u64,
         total_op_ms: op.0,
         total_serial_ms: serial.0,
         host_us: op.1,

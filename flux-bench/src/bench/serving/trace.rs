@@ -31,7 +31,7 @@ pub(crate) enum Source {
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     pub(super) name: String,
-    rows: Vec<u32>,
+    pub(super) rows: Vec<u32>,
 }
 
 /// The source that a word of the command line names.
@@ -50,21 +50,13 @@ pub(crate) fn rows(word: &str) -> Result<Source, String> {
 }
 
 fn parse(text: &str) -> Result<Vec<u32>, String> {
-    let mut rows = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let value = line.split('#').next().unwrap_or_default().trim();
-        if value.is_empty() {
-            continue;
-        }
-        match value.parse() {
-            Ok(m) if (1..=MOST).contains(&m) => rows.push(m),
-            _ => {
-                return Err(format!(
-                    "line {number}: {value:?} is no number of rows from 1 to {MOST}"
-                ));
-            }
-        }
-    }
+    let rows = (1..).zip(text.lines()).filter_map(|(number, line)| {
+        let value = line.split('#').next()?.trim();
+        let known = value.parse().ok().filter(|m| (1..=MOST).contains(m));
+        let wrong = || format!("line {number}: {value:?} is no number of rows from 1 to {MOST}");
+        (!value.is_empty()).then(|| known.ok_or_else(wrong))
+    });
+    let rows = rows.collect::<Result<Vec<u32>, _>>()?;
     if rows.is_empty() { Err("it has no line with a number of rows".to_owned()) } else { Ok(rows) }
 }
 
@@ -109,10 +101,6 @@ impl Trace {
         self.rows.len()
     }
 
-    pub(super) fn rows(&self) -> &[u32] {
-        &self.rows
-    }
-
     pub(in super::super) fn most(&self) -> usize {
         self.rows.iter().copied().max().unwrap_or(0) as usize
     }
@@ -132,7 +120,7 @@ mod tests {
         let rows = parse("# steps\n8192\n\n 7 # decode\n512\n").unwrap();
         assert_eq!(rows, [8192, 7, 512]);
         let trace = Source::File { name: "steps".to_owned(), rows }.trace(5);
-        assert_eq!((trace.rows(), trace.most()), (&[8192, 7, 512, 8192, 7][..], 8192));
+        assert_eq!((&trace.rows[..], trace.most()), (&[8192, 7, 512, 8192, 7][..], 8192));
         assert!((trace.calls_of_the_most() - 16910.0 / 8192.0).abs() < 1e-12);
     }
 
@@ -159,18 +147,18 @@ mod tests {
     #[test]
     fn the_mix_has_all_steps_and_other_rows_in_each_call_and_is_always_the_same() {
         let trace = Source::Mix.trace(20_000);
-        assert_eq!(trace.rows(), Source::Mix.trace(20_000).rows());
+        assert_eq!(trace.rows, Source::Mix.trace(20_000).rows);
         assert_eq!(trace.calls(), 20_000);
-        assert!(trace.rows().windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(trace.rows.windows(2).all(|pair| pair[0] != pair[1]));
         let share =
-            |of: fn(u32) -> bool| trace.rows().iter().filter(|&&m| of(m)).count() as f64 / 20_000.0;
+            |of: fn(u32) -> bool| trace.rows.iter().filter(|&&m| of(m)).count() as f64 / 20_000.0;
         assert!((0.05..0.07).contains(&share(|m| m == PREFILL)), "{}", share(|m| m == PREFILL));
         assert!((0.72..0.82).contains(&share(|m| m <= 512)), "{}", share(|m| m <= 512));
-        assert!(trace.rows().iter().all(|&m| m == PREFILL || (1..=2000).contains(&m)));
+        assert!(trace.rows.iter().all(|&m| m == PREFILL || (1..=2000).contains(&m)));
         assert!(
-            trace.rows().contains(&1)
-                && trace.rows().contains(&512)
-                && trace.rows().iter().any(|m| (1990..=2000).contains(m))
+            trace.rows.contains(&1)
+                && trace.rows.contains(&512)
+                && trace.rows.iter().any(|m| (1990..=2000).contains(m))
         );
     }
 }

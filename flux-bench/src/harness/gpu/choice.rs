@@ -41,14 +41,9 @@ pub(crate) fn fastest(
     candidates: usize,
     mut median: impl FnMut(usize) -> anyhow::Result<f64>,
 ) -> anyhow::Result<usize> {
-    let mut best = (f64::INFINITY, 0);
-    for candidate in 0..candidates {
-        let median = median(candidate)?;
-        if median < best.0 {
-            best = (median, candidate);
-        }
-    }
-    Ok(best.1)
+    let medians = (0..candidates).map(&mut median).collect::<anyhow::Result<Vec<_>>>()?;
+    let best = (0..candidates).min_by(|&a, &b| medians[a].total_cmp(&medians[b]));
+    Ok(best.unwrap_or(0))
 }
 
 /// The longest that `enqueue` says of any contender, once everything is loaded.

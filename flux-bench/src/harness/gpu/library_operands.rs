@@ -12,9 +12,9 @@ use flux_cuda::DeviceBlock;
 #[derive(Debug)]
 pub(crate) struct LibraryOperands {
     /// Rows of `x`, where the op's carry their scales.
-    codes: Option<DeviceBlock>,
+    pub(crate) codes: Option<DeviceBlock>,
     /// Of `x` and `w`.
-    scales: [DeviceBlock; 2],
+    pub(crate) scales: [DeviceBlock; 2],
 }
 
 impl LibraryOperands {
@@ -41,15 +41,5 @@ impl LibraryOperands {
         }
         let mut scales = self.scales.iter().zip(parts);
         scales.try_for_each(|(to, part)| gpu.fill_scales(to, part, part.layout_of_cublas()))
-    }
-
-    /// Rows of `x` without scales, where those of the op carry them.
-    pub(crate) const fn codes(&self) -> Option<&DeviceBlock> {
-        self.codes.as_ref()
-    }
-
-    /// Scales of `x` and `w`.
-    pub(crate) const fn scales(&self) -> &[DeviceBlock; 2] {
-        &self.scales
     }
 }

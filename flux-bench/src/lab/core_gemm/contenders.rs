@@ -148,7 +148,7 @@ impl<'a> KernelContenders<'a> {
 
     pub(super) fn plan(&self) -> String {
         let [core, _, flags] = &self.ours;
-        let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());
+        let (kernel, alone, as_first) = (self.kernel.variant(), core.workers, flags.workers);
         format!("{}; kernel {kernel}, {alone} CTAs alone and {as_first} as rank 0", self.case.plan)
     }
 
@@ -330,7 +330,7 @@ impl<'a> KernelContenders<'a> {
         if contender != Contender::Core
             && let Some(ours) = among_ours(contender)
         {
-            self.arrive(self.ours[ours].epoch(), &operands)?;
+            self.arrive(self.ours[ours].epoch, &operands)?;
         }
         self.checked(contender, &operands)
     }

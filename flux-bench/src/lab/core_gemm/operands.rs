@@ -126,9 +126,9 @@ impl OperandBlocks {
     /// What the library is told of them.
     pub(super) fn of_library(&self) -> GemmOperands {
         let library = self.scales.as_ref().map(|scales| &scales.library);
-        let x = library.and_then(LibraryOperands::codes).unwrap_or(&self.x);
+        let x = library.and_then(|of| of.codes.as_ref()).unwrap_or(&self.x);
         let [x, w, y] = [x, &self.w, &self.y].map(DeviceBlock::address);
-        let scales = library.map(|of| of.scales().each_ref().map(DeviceBlock::address));
+        let scales = library.map(|of| of.scales.each_ref().map(DeviceBlock::address));
         GemmOperands { x, w, y, scales }
     }
 }

@@ -31,9 +31,10 @@ pub(super) struct Replay {
     control: DeviceBlock,
     fault: DeviceBlock,
     raised: Vec<Words>,
-    workers: u32,
+    pub(super) workers: u32,
     pace: Pace,
-    epoch: Epoch,
+    /// Of the next call.
+    pub(super) epoch: Epoch,
 }
 
 impl Replay {
@@ -75,14 +76,6 @@ impl Replay {
 
     pub(super) fn program(&self) -> &TileProgram {
         self.program.program()
-    }
-
-    pub(super) fn workers(&self) -> u32 {
-        self.workers
-    }
-
-    pub(super) fn epoch(&self) -> Epoch {
-        self.epoch
     }
 
     /// Gives the next call this epoch, whatever calls there were: no word says that it was reached.

@@ -100,7 +100,7 @@ fn call<T: Element>(
     let mut forward = || {
         let begun = Instant::now();
         ctx.forward(op, set)?;
-        enqueue = milliseconds(begun.elapsed());
+        enqueue = begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
     };
     let time = if let Some(gpu) = ctx.gpu() {
@@ -111,8 +111,4 @@ fn call<T: Element>(
     };
     ctx.sync(op)?;
     Ok(Call { time, enqueue })
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

@@ -40,10 +40,11 @@ pub(crate) fn svg(report: &LayersReport) -> String {
     let lines = report.rows.len().div_ceil(COLUMNS);
     let columns = report.rows.len().min(COLUMNS);
     let size = (WIDTH * columns as f64, 30.0 + (TOP + tallest) * lines as f64);
-    let origin = &report.origin;
     let head = escape(&format!(
-        "{} x {}, {}, PyTorch {}: milliseconds of a layer",
-        origin.gpus, origin.device, report.transport, report.torch
+        "{}, {}, PyTorch {}: milliseconds of a layer",
+        report.origin.machine(),
+        report.transport,
+        report.torch
     ));
     let mut out = begin(size, &head);
     text(&mut out, Point { x: 8.0, y: 20.0 }, "start", &head);

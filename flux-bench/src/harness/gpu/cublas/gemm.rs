@@ -7,7 +7,7 @@
 //! `x` with 128 x 128 of `w`. Sums leave the tensor cores unless the numerics say otherwise.
 
 use super::available;
-use super::library::{Algo, Candidate, CublasError, Library, check, library};
+use super::library::{Algo, Candidate, CublasError, Library, check, loaded};
 use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use flux_cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
@@ -144,7 +144,7 @@ impl Gemm {
         shape: GemmShape,
         numerics: Numerics,
     ) -> Result<Self, CublasError> {
-        let library = library()?;
+        let (_, library) = loaded()?;
         let _current = device.enter()?;
         let workspace = DeviceBlock::new(device, WORKSPACE)?;
         let mut gemm = Self {

@@ -7,7 +7,7 @@ use crate::machine::library_version;
 use flux_core::Scales;
 use flux_cuda::library::{self, Search};
 use std::ffi::{c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Why the baseline GEMM cannot be had, or failed.
@@ -102,17 +102,8 @@ const SEARCH: Search = Search {
     loader_first: false,
 };
 
-/// The library of this process, loaded at the first call.
-pub(super) fn library() -> Result<&'static Library, CublasError> {
-    loaded().map(|(_, library)| library)
-}
-
-/// The file that it came from.
-pub(super) fn path() -> Result<&'static Path, CublasError> {
-    loaded().map(|(path, _)| path.as_path())
-}
-
-fn loaded() -> Result<&'static (PathBuf, Library), CublasError> {
+/// The library of this process, loaded at the first call, and the file that it came from.
+pub(super) fn loaded() -> Result<&'static (PathBuf, Library), CublasError> {
     static LIBRARY: OnceLock<Result<(PathBuf, Library), CublasError>> = OnceLock::new();
     LIBRARY.get_or_init(|| open(SEARCH.candidates())).as_ref().map_err(Clone::clone)
 }

@@ -21,7 +21,7 @@ pub(crate) fn version() -> Result<String, CublasError> {
 /// # Errors
 /// `CublasError` lists what was tried.
 pub fn available() -> Result<(PathBuf, usize), CublasError> {
-    let library = library::library()?;
+    let (path, library) = library::loaded()?;
     // SAFETY: takes nothing and reads a constant.
-    Ok((library::path()?.to_path_buf(), unsafe { (library.version)() }))
+    Ok((path.clone(), unsafe { (library.version)() }))
 }
