@@ -87,12 +87,8 @@ impl RankContext {
         match to {
             Buffer::Host(buffer) => {
                 let part = buffer.elements_mut().get_mut(..elements(window));
-                data::fill(
-                    part.with_context(|| format!("{window:?} is larger than its memory"))?,
-                    window,
-                    seed,
-                    fill,
-                );
+                let part = part.with_context(|| format!("{window:?} is larger than its memory"))?;
+                data::fill(part, window, seed, fill);
             }
             Buffer::Cuda { block, .. } => {
                 self.expect_gpu()?.fill(block, 0, window, seed, fill, T::DTYPE)?;
@@ -209,11 +205,8 @@ impl RankContext {
                 to.resize(size, Zeroable::zeroed());
                 for first in firsts {
                     let part = &mut to[..size.min(elements - first)];
-                    self.expect_gpu()?.download(
-                        block,
-                        first * size_of::<T>(),
-                        bytemuck::cast_slice_mut(part),
-                    )?;
+                    let (from, bytes) = (first * size_of::<T>(), bytemuck::cast_slice_mut(part));
+                    self.expect_gpu()?.download(block, from, bytes)?;
                     show(first, part)?;
                 }
                 Ok(())
@@ -259,8 +252,6 @@ impl RankContext {
     }
 
     pub(crate) fn expect_gpu(&self) -> anyhow::Result<&Gpu> {
-        self.gpu
-            .as_ref()
-            .ok_or_else(|| anyhow::anyhow!("device memory on a rank that works on the host"))
+        self.gpu.as_ref().context("device memory on a rank that works on the host")
     }
 }

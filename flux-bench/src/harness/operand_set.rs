@@ -369,11 +369,8 @@ impl RankContext {
             match &set.weights[0].y {
                 Buffer::Host(y) => value[0] = y.elements()[number],
                 Buffer::Cuda { block, .. } => {
-                    self.expect_gpu()?.download(
-                        block,
-                        number * size_of::<Y>(),
-                        bytemuck::cast_slice_mut(&mut value),
-                    )?;
+                    let bytes = bytemuck::cast_slice_mut(&mut value);
+                    self.expect_gpu()?.download(block, number * size_of::<Y>(), bytes)?;
                 }
             }
             Ok((row, col, value[0]))

@@ -32,13 +32,8 @@ impl Gpu {
         device.bind()?;
         let harness = Harness::load(&kernels::harness(device)?)?;
         let (start, end) = (Event::timed(device)?, Event::timed(device)?);
-        Ok(Self {
-            stream: device.context().new_stream()?,
-            device: device.clone(),
-            harness,
-            start,
-            end,
-        })
+        let stream = device.context().new_stream()?;
+        Ok(Self { device: device.clone(), stream, harness, start, end })
     }
 
     pub fn device(&self) -> &CudaDevice {
@@ -189,17 +184,10 @@ impl Gpu {
             "{count} words from {offset} on are not in their memory"
         );
         self.device.bind()?;
+        let (first, stream) = (to.address() + offset, self.stream.cu_stream());
         // SAFETY: the block holds these words; whatever else uses it is on the same stream.
-        unsafe {
-            sys::cuMemsetD32Async(
-                to.address() + offset,
-                value,
-                count as usize,
-                self.stream.cu_stream(),
-            )
-        }
-        .result()?;
-        Ok(())
+        let set = unsafe { sys::cuMemsetD32Async(first, value, count as usize, stream) };
+        Ok(set.result()?)
     }
 
     pub(crate) fn verify(
@@ -227,16 +215,12 @@ impl Gpu {
         // SAFETY: `y` is the set's, of the problem's shape.
         let report =
             unsafe { self.harness.verify(problem, rank, y, stride, &expected, self.raw_stream())? };
+        let first = report.first;
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),
             violations: report.violations,
-            first: report.first.map(|(row, col)| Violation {
-                rank: rank.get(),
-                weight: 0,
-                row,
-                col,
-            }),
+            first: first.map(|(row, col)| Violation { rank: rank.get(), weight: 0, row, col }),
         })
     }
 
@@ -269,16 +253,9 @@ impl Gpu {
         spin: Duration,
     ) -> anyhow::Result<()> {
         anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
+        let (kind, ends) = (CollectiveKind::AllReduce, (word.address(), word.address()));
         // SAFETY: one word of this rank's memory, on its one stream.
-        unsafe {
-            nccl.collective(
-                CollectiveKind::AllReduce,
-                (word.address(), word.address()),
-                1,
-                ElementType::U32,
-                self.raw_stream(),
-            )?;
-        };
+        unsafe { nccl.collective(kind, ends, 1, ElementType::U32, self.raw_stream())? };
         self.spin(spin)
     }
 
@@ -313,11 +290,10 @@ impl Gpu {
         first: usize,
         to: &mut [u8],
     ) -> anyhow::Result<()> {
+        let (bytes, room) = (to.len(), from.bytes());
         anyhow::ensure!(
-            first + to.len() <= from.bytes(),
-            "{} bytes from {first} on are more than {}",
-            to.len(),
-            from.bytes()
+            first + bytes <= room,
+            "{bytes} bytes from {first} on are more than {room}"
         );
         self.device.bind()?;
         // SAFETY: the slice holds as many bytes as are copied, which lie in the block. The stream is

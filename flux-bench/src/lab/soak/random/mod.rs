@@ -24,7 +24,8 @@ const SAY: Duration = Duration::from_secs(10);
 /// of `at_once` ranks share a GPU. Collective.
 pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
-    let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs());
+    let seed = agree(ctx, args.seed.unwrap_or_else(clock))?;
     let processor = match ctx.gpu() {
         None => Processor::Host,
         Some(gpu) => Processor::Gpu {
@@ -88,10 +89,6 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
 /// The first rank's value, on every rank.
 fn agree(ctx: &RankContext, mine: u64) -> anyhow::Result<u64> {
     told(ctx.comm(), mine)?.into_iter().next().context("no ranks")
-}
-
-fn of_the_clock() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs())
 }
 
 /// The command that repeats a case, alone or after the cases before it.
