@@ -131,7 +131,9 @@ pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::R
         return Ok(layers);
     }
     let mut layers = with_suffix(layers, "--partials f32", "+f32")?;
-    layers.iter_mut().for_each(|layer| layer.problem = layer.problem.with_partials(partials));
+    for Layer { problem, .. } in &mut layers {
+        *problem = problem.with_partials(partials);
+    }
     Ok(layers)
 }
 
@@ -143,7 +145,9 @@ pub(crate) fn with_suffix(
 ) -> anyhow::Result<Vec<Layer>> {
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
     ensure!(sums, "{option} is of gemm_rs and gemm_ar: name them with --ops");
-    layers.iter_mut().for_each(|layer| layer.name += suffix);
+    for layer in &mut layers {
+        layer.name += suffix;
+    }
     Ok(layers)
 }
 

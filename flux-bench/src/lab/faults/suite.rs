@@ -142,9 +142,7 @@ impl<'a> Suite<'a> {
             args.deadline().as_millis(),
             args.ranks_per_gpu
         );
-        if let Some(nodes) = args.nodes {
-            line += &format!(" --nodes {nodes}");
-        }
+        line += &args.nodes.map_or_else(String::new, |nodes| format!(" --nodes {nodes}"));
         let Defects { stall, leak, litter } = args.defects;
         for (wanted, word) in [(stall, " --stall"), (leak, " --leak"), (litter, " --litter")] {
             line += if wanted { word } else { "" };

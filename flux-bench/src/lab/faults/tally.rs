@@ -94,10 +94,10 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [kills, short_stops, long_stops, missing] = self.injected;
         let (survivors, whole) = (self.rebuilt_with_survivors, self.rebuilt_whole);
-        write!(
+        writeln!(
             f,
             "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; \
-             {survivors} rebuilds with survivors, {whole} with replacements\n"
+             {survivors} rebuilds with survivors, {whole} with replacements"
         )?;
         let (loss, timeout) = (self.slowest_loss.as_secs_f64(), self.slowest_timeout.as_secs_f64());
         writeln!(f, "slowest error {loss:.3} s after a kill, {timeout:.3} s after a deadline")?;

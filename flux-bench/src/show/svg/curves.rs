@@ -16,6 +16,10 @@ enum Of<'a> {
     Peer(&'a PeersReport, fn(&PeerRow) -> Option<Times>),
 }
 
+/// Name, colour and mark of a curve, and its time of a row.
+type OwnWay<'a> = (&'a str, &'static str, Mark, fn(&Row) -> f64);
+type PeersWay = (&'static str, &'static str, Mark, fn(&PeerRow) -> Option<Times>);
+
 /// So many curves are the report's own: the first ones.
 pub(super) const OWN: usize = 2;
 
@@ -26,14 +30,14 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
     } else {
         "serial (collective + GEMM)"
     };
-    let own: [(&str, &str, Mark, fn(&Row) -> f64); OWN] = [
+    let own: [OwnWay<'_>; OWN] = [
         ("flux", "#2f81f7", Mark::Circle, |r| r.t_op_ms.median),
         (serial, "#d9730d", Mark::Square, |r| r.t_serial_ms.median),
     ];
     let curve = |name, colour, mark, of| Curve { name, style: Style { colour, mark }, of };
     let own = own.map(|(name, colour, mark, of)| curve(name.to_owned(), colour, mark, Of::Own(of)));
     let Some(peers) = peers else { return own.into() };
-    let ways: [(&str, &str, Mark, fn(&PeerRow) -> Option<Times>); 4] = [
+    let ways: [PeersWay; 4] = [
         ("async-TP", "#8957e5", Mark::Triangle, |r| r.async_tp_ms),
         ("serial (NCCL + torch.mm)", "#2da44e", Mark::Diamond, |r| r.serial_ms),
         ("one-shot", "#bf3989", Mark::Cross, |r| r.one_shot_ms),
