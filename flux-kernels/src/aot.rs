@@ -27,22 +27,22 @@ pub enum Selection {
 impl Selection {
     /// The variants for an architecture.
     pub fn variants(self, arch: Arch) -> Vec<Variant> {
-        match self {
-            Self::Every => {
-                KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect()
-            }
-            Self::Shipped => {
-                KernelTarget::ahead_of_time(arch).into_iter().flat_map(shipped::variants).collect()
-            }
-            Self::Cover => {
-                KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::cover).collect()
-            }
-        }
+        let of = match self {
+            Self::Every => Variant::all,
+            Self::Shipped => shipped::variants,
+            Self::Cover => Variant::cover,
+        };
+        KernelTarget::ahead_of_time(arch)
+            .into_iter()
+            .flat_map(of)
+            .filter(|variant| !arch.is_ptx() || variant.ptx() == arch)
+            .collect()
     }
 }
 
 /// Compiles variants and the harness for an architecture into `folder`, on as many threads as there
-/// are cores, and returns their resources, variants first.
+/// are cores, and returns their resources, variants first. PTX is of the sources that need no older
+/// one.
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.
@@ -51,12 +51,17 @@ pub fn compile_ahead(
     variants: &[Variant],
     folder: &Path,
 ) -> Result<Vec<Report>, AheadError> {
-    // Links are measured by Hopper's bulk copies. Hopper's kernel alone takes 8-bit operands.
-    let of_hopper = [Source::links, Source::quantize].map(|source| source());
-    let of_hopper = of_hopper.into_iter().filter(|_| arch == Arch::Sm90a);
+    // Links are measured by Hopper's bulk copies.
+    let links = (arch == Arch::Sm90a).then(Source::links);
+    let quantize = KernelTarget::of_arch(arch).quantizes().then(Source::quantize);
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
-    let sources: Vec<_> =
-        variants.iter().map(Variant::source).chain(others).chain(of_hopper).collect();
+    let others = others.into_iter().chain(links).chain(quantize);
+    let sources: Vec<_> = variants
+        .iter()
+        .map(Variant::source)
+        .chain(others)
+        .filter(|source| !arch.is_ptx() || source.ptx == arch)
+        .collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     on_threads(&sources, threads, 0, |source| {
         Cubins::compile_ahead(&KernelSource::ours(source, arch), folder).map(|(_, report)| report)

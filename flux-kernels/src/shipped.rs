@@ -32,17 +32,23 @@ const OPS: [OpKind; 3] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter, OpKi
 const MOST: usize = 49;
 /// Most kernels of 8-bit operands.
 const MOST_SCALED: usize = 60;
+/// The same of the portable kernel. PTX has those of two sizes of shared memory.
+const MOST_PORTABLE_SCALED: usize = 9;
 
 /// The variants for a target, each once.
 pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
     let scaled = [Scales::Row, Scales::Block].map(|of| Numerics::e4m3(of, DType::Bf16));
     let scaled: Vec<_> =
         scaled.into_iter().flat_map(|numerics| counted(target, numerics)).collect();
+    let most_scaled = match target.generation {
+        Generation::Hopper => MOST_SCALED,
+        Generation::Portable | Generation::Ada => MOST_PORTABLE_SCALED,
+    };
     most_counted(counted(target, DType::Bf16.into()), MOST)
         .into_iter()
         .flat_map(|kernel| DType::OUTPUTS.map(|dtype| kernel.with_dtype(dtype)))
         .flat_map(|kernel| WeightLayout::ALL.map(|weights| kernel.with_weights(weights)))
-        .chain(most_counted(scaled, MOST_SCALED))
+        .chain(most_counted(scaled, most_scaled))
         .collect()
 }
 
@@ -54,7 +60,7 @@ fn most_counted(mut kernels: Vec<(Variant, usize)>, most: usize) -> Vec<Variant>
 /// The kernels of all plans of such numbers, with the number of plans that take each.
 fn counted(target: KernelTarget, numerics: Numerics) -> Vec<(Variant, usize)> {
     let mut counts: Vec<(Variant, usize)> = Vec::new();
-    if target.generation.tiles(numerics).next().is_none() {
+    if !target.generation.multiplies(numerics) {
         return counts;
     }
     let measured = measured(target.generation, numerics).into_iter();
@@ -99,6 +105,7 @@ fn modelled(generation: Generation, numerics: Numerics) -> Vec<(Problem, Plan)> 
     let machine = match generation {
         Generation::Hopper => Machine::H200,
         Generation::Portable => Machine::A100_SXM,
+        Generation::Ada => Machine::L40S,
     };
     let mut plans = Vec::new();
     for world in WORLDS.into_iter().filter_map(WorldSize::new) {
@@ -131,7 +138,22 @@ fn modelled(generation: Generation, numerics: Numerics) -> Vec<(Problem, Plan)> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aot::Selection;
     use crate::nvrtc::Arch;
+
+    #[test]
+    fn ptx_of_8_bit_operands_takes_twenty_images_with_the_quantizer() {
+        let shipped = Selection::Shipped.variants(Arch::Compute89);
+        assert!((2..20).contains(&shipped.len()), "{}", shipped.len());
+        for scales in [Scales::Row, Scales::Block] {
+            assert!(shipped.iter().any(|variant| variant.numerics().scales == scales));
+        }
+        let every = Selection::Every.variants(Arch::Compute89);
+        assert!(shipped.iter().all(|variant| every.contains(variant)));
+        let of_16_bits = Selection::Shipped.variants(Arch::Compute80);
+        let is_scaled = |variant: &Variant| variant.numerics().operand == DType::E4m3;
+        assert!(every.iter().all(is_scaled) && !of_16_bits.iter().any(is_scaled));
+    }
 
     #[test]
     fn two_hundred_images_serve_nearly_all_plans() {

@@ -3,6 +3,7 @@
 //! Invariant: a file's name here is the name by which the sources include it.
 
 use crate::abi;
+use crate::nvrtc::Arch;
 use std::sync::LazyLock;
 
 macro_rules! headers {
@@ -38,6 +39,7 @@ headers![
     "common/progress.cuh",
     "common/raise.cuh",
     "common/reduce_rows.cuh",
+    "common/scales.cuh",
     "common/scatter.cuh",
     "common/sentinel.cuh",
     "common/shards.cuh",
@@ -52,6 +54,7 @@ headers![
     "sm80/fused_gemm.cuh",
     "sm80/output.cuh",
     "sm80/producer.cuh",
+    "sm80/scales.cuh",
     "sm80/signaller.cuh",
     "sm90/config.cuh",
     "sm90/consumer.cuh",
@@ -72,6 +75,8 @@ pub struct Source {
     pub name: String,
     /// The text; it includes our headers.
     pub text: String,
+    /// The oldest PTX that has its instructions.
+    pub ptx: Arch,
 }
 
 impl Source {
@@ -80,6 +85,7 @@ impl Source {
         Self {
             name: "flux_rms_norm".to_owned(),
             text: include_str!("../cuda/norm/rms_norm.cu").to_owned(),
+            ptx: Arch::Compute80,
         }
     }
 
@@ -88,6 +94,7 @@ impl Source {
         Self {
             name: "flux_quantize".to_owned(),
             text: include_str!("../cuda/norm/quantize.cu").to_owned(),
+            ptx: Arch::Compute89,
         }
     }
 
@@ -96,6 +103,7 @@ impl Source {
         Self {
             name: "flux_gathered_rows".to_owned(),
             text: include_str!("../cuda/gather/gathered_rows.cu").to_owned(),
+            ptx: Arch::Compute80,
         }
     }
 
@@ -104,14 +112,16 @@ impl Source {
         Self {
             name: "flux_harness".to_owned(),
             text: include_str!("../cuda/harness/harness.cu").to_owned(),
+            ptx: Arch::Compute80,
         }
     }
 
-    /// Bulk copies and signal latency.
+    /// Bulk copies and signal latency, of Hopper alone.
     pub fn links() -> Self {
         Self {
             name: "flux_links".to_owned(),
             text: include_str!("../cuda/harness/links.cu").to_owned(),
+            ptx: Arch::Compute80,
         }
     }
 }

@@ -11,6 +11,7 @@ mod source;
 
 pub use choice::NoSuchTile;
 
+use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::tile::{CONSUMERS, Generation, Staging};
 use flux_core::{DType, Numerics, OpKind, Partials, Scales, SumsTo, TileShape};
@@ -56,7 +57,16 @@ impl Variant {
     pub const fn generation(&self) -> Generation {
         match self.form {
             Form::Hopper(_) => Generation::Hopper,
+            Form::Portable if matches!(self.numerics.operand, DType::E4m3) => Generation::Ada,
             Form::Portable => Generation::Portable,
+        }
+    }
+
+    /// The oldest PTX that has its instructions.
+    pub(crate) const fn ptx(&self) -> Arch {
+        match self.numerics.operand {
+            DType::Bf16 | DType::F16 => Arch::Compute80,
+            DType::E4m3 => Arch::Compute89,
         }
     }
 
@@ -171,7 +181,7 @@ impl fmt::Display for Variant {
         }
         match self.form {
             Form::Hopper(_) => Ok(()),
-            Form::Portable => write!(f, "_{}", Generation::Portable),
+            Form::Portable => write!(f, "_{}", self.generation()),
         }
     }
 }

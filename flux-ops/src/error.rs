@@ -100,12 +100,14 @@ pub enum BuildError {
     },
     /// The device's kernel multiplies no such operands.
     #[error(
-        "{numerics} operands on this device, whose kernel is {generation}: they need compute \
-         capability 9.0; use bf16 or fp16 operands"
+        "{numerics} operands on {device}, whose kernel is {generation}: they need compute \
+         capability 8.9 or later, and its kernel; use bf16 or fp16 operands"
     )]
     NoNumerics {
         /// The element types.
         numerics: Numerics,
+        /// The device's name and compute capability.
+        device: String,
         /// The device's kernel.
         generation: Generation,
     },

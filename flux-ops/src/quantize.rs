@@ -10,7 +10,7 @@ use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorR
 use flux_core::{DType, ElementType, Numerics, Scales};
 use flux_cuda::CudaDevice;
 use flux_kernels::cuda::{Quantize, QuantizeArgs, ScalesOf};
-use flux_kernels::{Element, F8E4M3, KernelTarget, QuantizedRows, cpu, with_element};
+use flux_kernels::{Element, F8E4M3, QuantizedRows, cpu, with_element};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::Arc;
 
@@ -124,10 +124,9 @@ impl Quantizer {
         let location = location(comm);
         let Location::Cuda(ordinal) = location else { return Ok(Self { location, kernel: None }) };
         let device = CudaDevice::open(ordinal)?;
-        let target = KernelTarget::of(device.info().compute)?;
         let kernel = {
             let _current = device.enter()?;
-            kernels::quantize(target, Scales::Row, DType::Bf16)?
+            kernels::quantize(device.info(), Scales::Row, DType::Bf16)?
         };
         Ok(Self { location, kernel: Some((device, kernel)) })
     }

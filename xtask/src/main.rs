@@ -64,7 +64,7 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
         /// For which architecture: `sm_90a`, `sm_80`, `sm_86`, `sm_89`, `sm_100`, `sm_120`, or
-        /// `compute_80` for PTX; `all` for all of them
+        /// `compute_80` and `compute_89` for PTX; `all` for all of them
         #[arg(long, value_name = "ARCH", default_values = ["sm_90a"])]
         arch: Vec<String>,
         /// Only the fewest kernels in which each op has every tile and element type

@@ -4,7 +4,6 @@
 
 use crate::harness::gpu::kernels;
 use crate::out;
-use flux_core::tile::Generation;
 use flux_cuda::CudaDevice;
 use flux_kernels::{Cubin, Origin, Source, Variant, cubins};
 use std::time::Instant;
@@ -16,7 +15,7 @@ use std::time::Instant;
 pub(super) fn run() -> anyhow::Result<()> {
     let target = kernels::of_device(&CudaDevice::open(0)?)?;
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
-    let quantize = (target.generation == Generation::Hopper).then(Source::quantize);
+    let quantize = target.quantizes().then(Source::quantize);
     let others = others.into_iter().chain(quantize);
     let sources: Vec<_> = Variant::all(target).iter().map(Variant::source).chain(others).collect();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

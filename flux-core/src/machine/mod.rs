@@ -126,7 +126,9 @@ impl Machine {
     #[must_use]
     pub fn running(self, generation: Generation) -> Self {
         let ops_per_cycle = match (self.generation, generation) {
-            (Generation::Hopper, Generation::Portable) => self.ops_per_cycle * 645 / 989,
+            (Generation::Hopper, Generation::Portable | Generation::Ada) => {
+                self.ops_per_cycle * 645 / 989
+            }
             _ => self.ops_per_cycle,
         };
         Self { generation, ops_per_cycle, ..self }

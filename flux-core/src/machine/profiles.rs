@@ -161,7 +161,7 @@ impl Machine {
     pub const L4: Self = of_sheet(
         "L4",
         "L4",
-        Generation::Portable,
+        Generation::Ada,
         &DataSheet {
             multiprocessors: 58,
             ops_per_cycle: 1024,
@@ -175,7 +175,7 @@ impl Machine {
     pub const L20: Self = of_sheet(
         "L20",
         "L20",
-        Generation::Portable,
+        Generation::Ada,
         &DataSheet {
             multiprocessors: 92,
             ops_per_cycle: 512,
@@ -189,7 +189,7 @@ impl Machine {
     pub const L40S: Self = of_sheet(
         "L40S",
         "L40S",
-        Generation::Portable,
+        Generation::Ada,
         &DataSheet {
             multiprocessors: 142,
             ops_per_cycle: 1024,
@@ -206,7 +206,7 @@ impl Machine {
         ..of_sheet(
             "RTX-4090",
             "RTX 4090",
-            Generation::Portable,
+            Generation::Ada,
             &DataSheet {
                 multiprocessors: 128,
                 ops_per_cycle: 512,
@@ -224,7 +224,7 @@ impl Machine {
         ..of_sheet(
             "RTX-5090",
             "RTX 5090",
-            Generation::Portable,
+            Generation::Ada,
             &DataSheet {
                 multiprocessors: 170,
                 ops_per_cycle: 512,
@@ -240,7 +240,7 @@ impl Machine {
     pub const B200: Self = of_sheet(
         "B200",
         "B200",
-        Generation::Portable,
+        Generation::Ada,
         &DataSheet {
             multiprocessors: 148,
             ops_per_cycle: 2048,

@@ -89,8 +89,8 @@ impl<'a> PlanCost<'a> {
             f64::from(plan.tile.m.min(rows) + plan.tile.n) * f64::from(problem.k_shard());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * operand.bytes() as f64 / l2;
-        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0))
-            * f64::from(problem.k_shard());
+        let through = machine.generation.shared_elements(plan.tile, problem.numerics());
+        let through = f64::from(through.unwrap_or(0)) * f64::from(problem.k_shard());
         let shared_ns = through * operand.bytes() as f64 / machine.shared_bytes_per_ns();
         let steps_ns = multiply_ns.max(load_ns).max(shared_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;

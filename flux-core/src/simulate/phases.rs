@@ -31,7 +31,9 @@ pub(super) fn of(
     let (tile, operand) = (program.tile, program.problem.numerics().operand);
     let (percent, through) = match machine.generation {
         Generation::Hopper => (tile.wgmma_step_percent(operand), 0),
-        Generation::Portable => (100, tile.portable_shared_elements()),
+        Generation::Portable | Generation::Ada => {
+            (100, tile.portable_shared_elements(program.problem.numerics()))
+        }
     };
     let multiply = |steps: u32| {
         let along_k = u128::from(tile.k) * u128::from(steps);

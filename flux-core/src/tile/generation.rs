@@ -15,17 +15,20 @@ pub enum Generation {
     Hopper,
     /// Compute capability 8.0 and up: mma.sync and cp.async.
     Portable,
+    /// Compute capability 8.9 and up: the same kernel, whose mma.sync also multiplies 8-bit operands.
+    Ada,
 }
 
 impl Generation {
     /// Every one.
-    pub const ALL: [Self; 2] = [Self::Hopper, Self::Portable];
+    pub const ALL: [Self; 3] = [Self::Hopper, Self::Portable, Self::Ada];
 
     /// Its name in tables and reports: the architecture that its instructions came with.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hopper => "sm_90a",
             Self::Portable => "sm_80",
+            Self::Ada => "sm_89",
         }
     }
 
@@ -39,22 +42,32 @@ impl Generation {
     /// assert!(Generation::ALL.into_iter().all(has));
     /// ```
     pub fn tiles(self, numerics: Numerics) -> impl Iterator<Item = TileShape> + Clone {
-        let of = |generation| if self == generation { usize::MAX } else { 0 };
-        let hopper = table::HOPPER.iter().take(of(Self::Hopper)).map(|&(m, n, _)| (m, n));
-        // Tensor cores multiply 8-bit operands from compute capability 8.9 on.
-        let portable = if numerics.operand == DType::E4m3 { 0 } else { of(Self::Portable) };
+        let (hopper, portable): (&[_], &[_]) = match (self, numerics.operand) {
+            (Self::Hopper, _) => (&table::HOPPER, &[]),
+            (Self::Portable, DType::E4m3) => (&[], &[]),
+            (Self::Portable | Self::Ada, _) => (&[], &table::PORTABLE),
+        };
+        let hopper = hopper.iter().map(|&(m, n, _)| (m, n));
         hopper
-            .chain(table::PORTABLE.iter().take(portable).copied())
+            .chain(portable.iter().copied())
             .map(move |(m, n)| TileShape::new(m, n, table::step(numerics.operand)))
-            .filter(move |tile| self == Self::Portable || tile.has_registers_for(numerics))
+            .filter(move |tile| match self {
+                Self::Hopper => tile.has_registers_for(numerics),
+                Self::Portable | Self::Ada => tile.has_portable_registers_for(numerics),
+            })
+    }
+
+    /// Whether a kernel of it multiplies such operands.
+    pub fn multiplies(self, numerics: Numerics) -> bool {
+        self.tiles(numerics).next().is_some()
     }
 
     /// Elements that pass through an SM's shared memory for each one along `k`, where that can
     /// limit the tile: mma.sync takes operands from registers, wgmma from shared memory.
-    pub(crate) fn shared_elements(self, tile: TileShape) -> Option<u32> {
+    pub(crate) fn shared_elements(self, tile: TileShape, numerics: Numerics) -> Option<u32> {
         match self {
             Self::Hopper => None,
-            Self::Portable => Some(tile.portable_shared_elements()),
+            Self::Portable | Self::Ada => Some(tile.portable_shared_elements(numerics)),
         }
     }
 
@@ -64,7 +77,7 @@ impl Generation {
         match self {
             // It stages the whole tile.
             Self::Hopper => tile.stagings(numerics).any(|staging| staging == Staging::PerConsumer),
-            Self::Portable => self.tiles(numerics).any(|t| t == tile),
+            Self::Portable | Self::Ada => self.tiles(numerics).any(|t| t == tile),
         }
     }
 
@@ -75,7 +88,7 @@ impl Generation {
             Self::Hopper => tile
                 .stagings(numerics)
                 .any(|staging| tile.sends_partials_from(staging, numerics.output)),
-            Self::Portable => self.tiles(numerics).any(|t| t == tile),
+            Self::Portable | Self::Ada => self.tiles(numerics).any(|t| t == tile),
         }
     }
 }
@@ -89,6 +102,25 @@ impl fmt::Display for Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Scales;
+    use crate::numerics::SCALE_BLOCK;
+
+    #[test]
+    fn eight_bit_operands_need_the_instructions_of_ada_or_hopper() {
+        let sums = |tile: TileShape| tile.m * tile.n / (32 * table::PORTABLE_WARPS);
+        for scales in Scales::OF_E4M3 {
+            let numerics = Numerics::e4m3(scales, DType::Bf16);
+            let multiply = Generation::ALL.map(|generation| generation.multiplies(numerics));
+            assert_eq!(multiply, [true, false, true], "{numerics}");
+            for tile in Generation::Ada.tiles(numerics) {
+                assert!(sums(tile) <= 64 && tile.k == 128, "{tile} {numerics}");
+                assert!(scales != Scales::Block || tile.n == SCALE_BLOCK, "{tile}");
+            }
+        }
+        let [of_16_bits, of_ada] =
+            [Generation::Portable, Generation::Ada].map(|of| of.tiles(DType::Bf16.into()));
+        assert!(of_16_bits.eq(of_ada), "of 16-bit operands it is the same kernel");
+    }
 
     #[test]
     fn tiles_of_another_generation_have_no_kernels() {

@@ -16,6 +16,8 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 pub const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
+/// Threads of a warp.
+const WARP: u32 = 32;
 /// Consumer warps of the portable kernel.
 pub const PORTABLE_WARPS: u32 = 8;
 /// Fewest stages of the portable kernel: one is filled while another is multiplied.
@@ -119,6 +121,11 @@ pub(super) const PORTABLE: [(u32, u32); 9] = [
 /// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile,
 /// and of one m64 block on its way there.
 const MOST_PROMOTED_SUMS: u32 = 192;
+/// Most sums of a thread of the portable kernel with 8-bit operands. Where `mma.sync` has none of
+/// these, as on compute capability 10.0, their conversion takes registers, too.
+const MOST_PORTABLE_SCALED_SUMS: u32 = 64;
+/// Most of them that leave the tensor cores at a time.
+const MOST_PORTABLE_SUMS_OF_PART: u32 = 32;
 /// Most sums of a thread that it multiplies by scales of rows and columns without a spill.
 const MOST_SCALED_SUMS: u32 = 184;
 /// The same of promoted sums.
@@ -268,11 +275,40 @@ impl TileShape {
         (along_m, PORTABLE_WARPS / along_m)
     }
 
+    /// Whether the portable kernel has registers for it with such numbers, and the tile's columns one
+    /// scale of a block.
+    pub(super) const fn has_portable_registers_for(self, numerics: Numerics) -> bool {
+        let sums = self.portable_sums();
+        match numerics.scales {
+            Scales::None => true,
+            Scales::Tensor | Scales::Row => sums <= MOST_PORTABLE_SCALED_SUMS,
+            Scales::Block => {
+                sums <= MOST_PORTABLE_SCALED_SUMS && SCALE_BLOCK.is_multiple_of(self.n)
+            }
+        }
+    }
+
+    /// Parts of a warp's columns that the portable kernel multiplies one after the other in a step:
+    /// of one part there are registers for sums that leave the tensor cores.
+    pub const fn portable_parts(self, numerics: Numerics) -> u32 {
+        if numerics.promotes() {
+            self.portable_sums().div_ceil(MOST_PORTABLE_SUMS_OF_PART)
+        } else {
+            1
+        }
+    }
+
+    /// Sums of a thread of the portable kernel.
+    const fn portable_sums(self) -> u32 {
+        self.m * self.n / (WARP * PORTABLE_WARPS)
+    }
+
     /// Elements that pass through shared memory for each one along `k` in the portable kernel:
-    /// producers write a column of both operands, every warp reads those of its block.
-    pub(crate) const fn portable_shared_elements(self) -> u32 {
+    /// producers write a column of both operands, every warp reads those of its block, the rows'
+    /// anew for each part of its columns.
+    pub(crate) const fn portable_shared_elements(self, numerics: Numerics) -> u32 {
         let (along_m, along_n) = self.portable_warps();
-        self.m * (1 + along_n) + self.n * (1 + along_m)
+        self.m * (1 + along_n * self.portable_parts(numerics)) + self.n * (1 + along_m)
     }
 
     /// Operand stages of the portable kernel that fit in `shared_bytes` of shared memory; `None` if
@@ -349,7 +385,7 @@ mod tests {
             let has = Generation::ALL.map(|generation| {
                 generation.scatters(tile, bf16()) || generation.sends_partials(tile, bf16())
             });
-            assert_eq!((tile.stagings(bf16()).count(), has), (0, [false, false]));
+            assert_eq!((tile.stagings(bf16()).count(), has), (0, [false; 3]));
         }
     }
 }

@@ -18,11 +18,15 @@
 #include "ptx/mma.cuh"
 #include "sm80/config.cuh"
 #include "sm80/output.cuh"
+#include "sm80/scales.cuh"
 
 namespace flux {
 
 template <class C>
 struct Consumer {
+    // How promoted sums of a step are added.
+    using Steps = typename Either<C::kScalesBlocks, ScaledSteps<C>, PlainSteps<C>>::Type;
+
     const Params& p;
     const Shared<C> smem;
     RingState<C::kStages> ring;
@@ -37,7 +41,8 @@ struct Consumer {
             const auto item = [&]() -> const WorkItem& { return p.items[index()]; };
             if (C::kScatters && item().sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
-            multiply(item().k_steps, acc);
+            multiply(item, acc);
+            if constexpr (C::kScalesSums) scale_sums<C>(p, smem, epoch(), item(), acc);
             mark(index, &ItemStamps::multiplied);
             if (item().parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
             add_split_k_partials(item, number, acc);
@@ -67,10 +72,11 @@ struct Consumer {
 private:
     __device__ __forceinline__ u32 epoch() const { return static_cast<u32>(ptx::load_acquire_cta_shared(smem.epoch())); }
 
-    // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
-    // products. Those of A follow the last products that use the ones before: a second set would
-    // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
-    __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
+    // Multiplies at least one stage. Sums of 8-bit products leave the tensor cores, which keep fewer
+    // bits than fp32 has, every stage, those of a part of the columns at a time.
+    template <class Item>
+    __device__ __forceinline__ void multiply(Item item, Accumulators<C>& acc) {
+        u32 left = item().k_steps;
         // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
         // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -78,40 +84,77 @@ private:
         const u32 col = warp % C::kWarpsN * C::kCols;
         const u32 lane_b = C::kBytesA + (C::kWeightsKn ? col / 16 * C::kWeightStripBytes + lane % 16 * 32 + (lane / 16 ^ lane / 4 % 2) * 16
                                                        : (col + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16);
+        set_to_zero(acc);
+        Steps steps(p, smem, item);
+#pragma unroll 1
+        for (; left != 0; --left) {
+            ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+            if constexpr (C::kPromotes) {
+                steps.load();
+#pragma unroll
+                for (u32 pair = 0; pair < C::kPairs; pair += C::kPartPairs) {
+                    float sums[C::kBlocks][C::kPartPairs * 8];
+                    set_to_zero(sums);
+                    multiply_stage(lane_a, lane_b, pair, sums);
+                    if (pair + C::kPartPairs == C::kPairs) give_stage_back(lane);
+                    steps.add(pair, sums, acc);
+                }
+            } else {
+                multiply_stage(lane_a, lane_b, 0, acc);
+                give_stage_back(lane);
+            }
+        }
+    }
+
+    template <u32 N>
+    __device__ __forceinline__ static void set_to_zero(float (&sums)[C::kBlocks][N]) {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
-            for (u32 n = 0; n < C::kAccumulators; ++n) acc[block][n] = 0.0f;
+            for (u32 n = 0; n < N; ++n) sums[block][n] = 0.0f;
         }
-#pragma unroll 1
-        for (u32 left = stages; left != 0; --left) {
-            ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
-            const u32 base = smem.a(ring.stage);
+    }
+
+    // Adds the products of a stage to the sums of pairs of n8 blocks from number `first` on. Fragments
+    // of B are loaded a pair ahead of their products. Those of A follow the last products that use the
+    // ones before: a second set would not fit beside the accumulators, and the multiprocessor's other
+    // consumers fill the gap.
+    template <u32 N>
+    __device__ __forceinline__ void multiply_stage(u32 lane_a, u32 lane_b, u32 first, float (&sums)[C::kBlocks][N]) const {
+        const u32 base = smem.a(ring.stage);
+        // With steps of 8-bit operands side by side the compiler spills, most where it makes conversions
+        // and fp16 products of theirs (compute capability 9.0 and 10.0).
+        constexpr bool kScaled = C::kScalesSums || C::kScalesBlocks;
+        constexpr u32 kUnrolled = kScaled ? 1 : C::kProducts;
+#pragma unroll(kUnrolled)
+        for (u32 step = 0; step < C::kProducts; ++step) {
+            u32 a[C::kBlocks][4];
 #pragma unroll
-            for (u32 step = 0; step < C::kProducts; ++step) {
-                u32 a[C::kBlocks][4];
+            for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
 #pragma unroll
-                for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
+            for (u32 pair = 0; pair < N / 8; ++pair) {
+                // Keeps the fragments of a pair back: all pairs of a warp follow.
+                if constexpr (kScaled && !C::kPromotes) __syncwarp();
+                u32 b[4];
+                if constexpr (C::kWeightsKn) {
+                    ptx::load_matrix_x4_transposed(b, base + lane_b + (first + pair) * C::kWeightStripBytes + step * 512);
+                } else {
+                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + (first + pair) * 2048);
+                }
 #pragma unroll
-                for (u32 pair = 0; pair < C::kPairs; ++pair) {
-                    u32 b[4];
-                    if constexpr (C::kWeightsKn) {
-                        ptx::load_matrix_x4_transposed(b, base + lane_b + pair * C::kWeightStripBytes + step * 512);
-                    } else {
-                        ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
-                    }
-#pragma unroll
-                    for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8], a[block], b[0], b[1]);
-                        ptx::mma_16x8x16(typename C::Operand{}, &acc[block][pair * 8 + 4], a[block], b[2], b[3]);
-                    }
+                for (u32 block = 0; block < C::kBlocks; ++block) {
+                    ptx::mma_16x8(typename C::Operand{}, &sums[block][pair * 8], a[block], b[0], b[1]);
+                    ptx::mma_16x8(typename C::Operand{}, &sums[block][pair * 8 + 4], a[block], b[2], b[3]);
                 }
             }
-            // All lanes have read the stage.
-            __syncwarp();
-            if (lane == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
-            ring.advance();
         }
+    }
+
+    // When all lanes have read the stage.
+    __device__ __forceinline__ void give_stage_back(u32 lane) {
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
+        ring.advance();
     }
 
     // Waits until the `n`-th of what the CTA's `number`-th item adds has arrived. Ends, because the

@@ -215,7 +215,15 @@ private:
     __device__ __forceinline__ void await(Awaits& awaits) const {
         for (u32 n = threadIdx.x % 32; n < awaits.group; n += 32) wait_for(p, epoch, await_target(p, epoch, awaits.next + n));
         __syncwarp();
+        pass(awaits);
+    }
+
+    // Passes a group whose signals all lanes have acquired.
+    __device__ __forceinline__ void pass(Awaits& awaits) const {
         awaits.pass(p);
+        if constexpr (C::kScalesSums || C::kScalesBlocks) {
+            if (threadIdx.x % 32 == 0) ptx::store_release_cta_shared(smem.epoch(), epoch);
+        }
     }
 
     // Loads steps whose rows of A have not arrived: first the weights of as many stages as the ring
@@ -245,7 +253,7 @@ private:
             if (!awaits.due(step)) {
                 load(step++);
             } else if (raised(awaits)) {
-                awaits.pass(p);
+                pass(awaits);
             } else {
                 step = load_awaited(awaits, step, end);
             }

@@ -4,9 +4,8 @@
 // they lie at many, whose scales a warp has once: position `lane + 32 q` in register q of a lane.
 
 #pragma once
-#include "common/weights.cuh"
+#include "common/scales.cuh"
 #include "sm90/config.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -26,43 +25,6 @@ __device__ __forceinline__ u32 scale_of_n(u32 thread, u32 q) { return thread % 3
 template <u32 N>
 __device__ __forceinline__ float from_scales_of_n(const float (&scales)[N], u32 thread, u32 j, u32 i) {
     return __shfl_sync(0xFFFFFFFFu, scales[j / 4], j % 4 * 8 + thread % 4 * 2 + i);
-}
-
-// The scales of an item's rows of x from its `first_row` on.
-template <class C>
-struct RowScales {
-    u64 at;    // of the first
-    u64 row_bytes;
-    u32 rows;  // that exist
-
-    // Gathered rows have arrived, and carry their scales.
-    __device__ __forceinline__ RowScales(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 first_row)
-        : row_bytes(p.scale_x_row_bytes), rows(item.rows > first_row ? item.rows - first_row : 0) {
-        const u32 short_shards = item.a_outer > p.full_shards ? item.a_outer - p.full_shards : 0;
-        at = p.scale_x + (static_cast<u64>(item.a_outer) * p.m_shard - short_shards + item.row + first_row) * row_bytes;
-        if constexpr (!C::kReduceScatter) {
-            if (p.gathered_scales == 0 || item.a_source != static_cast<u32>(RowSource::kGather)) return;
-            // Orders the signals, which the signal poller acquired before it stored this word,
-            // before the loads.
-            ptx::load_acquire_cta_shared(smem.arrived());
-            const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
-            row_bytes = p.row_bytes;
-            at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * row_bytes + p.gathered_scales;
-        }
-    }
-
-    // Not through L1, which other GPUs' writes do not reach. Rows that do not exist have none.
-    __device__ __forceinline__ float load(u32 row) const {
-        if (row >= rows) return 0.0f;
-        return __uint_as_float(ptx::load_relaxed_sys(reinterpret_cast<const u32*>(at + row * row_bytes)));
-    }
-};
-
-// The row of w, as its weight counts them from column 0 of the items, of a tile's column.
-template <class C>
-__device__ __forceinline__ u32 row_of_w(const Params& p, u32 col) {
-    if constexpr (!C::kGated) return col;
-    return (col / 16 * 8 + col % 8) * p.gate_step + (col % 16 < 8 ? 0 : p.up_offset);
 }
 
 // Multiplies an item's sums by scales that all steps along k have in common.

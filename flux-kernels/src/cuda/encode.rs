@@ -299,7 +299,7 @@ pub(super) fn encode_params(
     let maps = match variant.generation() {
         Generation::Hopper => encode_maps(variant, program, args)?,
         // It computes addresses itself, and other devices have no tensor maps.
-        Generation::Portable => Maps::NONE,
+        Generation::Portable | Generation::Ada => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, of_op } = maps;
     let to_all = problem.op().sums_to() == SumsTo::All

@@ -35,7 +35,7 @@ pub(super) fn warm_up(
         Params { control: scratch, fault: scratch + control_bytes, world: 1, ..Params::zeroed() };
     let params = match variant.generation() {
         Generation::Hopper => with_maps(&params, scratch, variant)?,
-        Generation::Portable => params,
+        Generation::Portable | Generation::Ada => params,
     };
     let launch = Launch {
         grid: (multiprocessors, 1),

@@ -32,11 +32,13 @@ pub enum Arch {
     Sm120,
     /// PTX, which the driver of any later device compiles.
     Compute80,
+    /// PTX with instructions for 8-bit operands, from compute capability 8.9 on.
+    Compute89,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Sm90a,
         Self::Sm80,
         Self::Sm86,
@@ -44,6 +46,7 @@ impl Arch {
         Self::Sm100,
         Self::Sm120,
         Self::Compute80,
+        Self::Compute89,
     ];
 
     /// The name that the compiler knows it by.
@@ -56,6 +59,7 @@ impl Arch {
             Self::Sm100 => "sm_100",
             Self::Sm120 => "sm_120",
             Self::Compute80 => "compute_80",
+            Self::Compute89 => "compute_89",
         }
     }
 
@@ -65,13 +69,13 @@ impl Arch {
         match self {
             Self::Sm90a | Self::Sm100 => 227 << 10,
             Self::Sm80 => 163 << 10,
-            Self::Sm86 | Self::Sm89 | Self::Sm120 | Self::Compute80 => 99 << 10,
+            Self::Sm86 | Self::Sm89 | Self::Sm120 | Self::Compute80 | Self::Compute89 => 99 << 10,
         }
     }
 
     /// Whether the image is PTX.
-    pub(crate) const fn is_ptx(self) -> bool {
-        matches!(self, Self::Compute80)
+    pub const fn is_ptx(self) -> bool {
+        matches!(self, Self::Compute80 | Self::Compute89)
     }
 }
 
@@ -95,14 +99,15 @@ impl<'a> KernelSource<'a> {
     pub const OPTIONS: &'static [&'static str] =
         &["--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"];
 
-    /// One of our translation units, with our headers and options.
+    /// One of our translation units, with our headers and options. Of PTX the oldest that has its
+    /// instructions.
     pub fn ours(source: &'a crate::sources::Source, arch: Arch) -> Self {
         Self {
             name: &source.name,
             text: &source.text,
             headers: crate::sources::headers(),
             options: Self::OPTIONS,
-            arch,
+            arch: if arch.is_ptx() { source.ptx } else { arch },
         }
     }
 }

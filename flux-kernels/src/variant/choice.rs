@@ -24,6 +24,12 @@ flux_core::debug_is_text!(NoSuchTile);
 
 /// The tiles that there are kernels for, in words.
 fn advice(generation: Generation, numerics: Numerics) -> String {
+    if !generation.multiplies(numerics) {
+        return format!(
+            "the kernel {generation} multiplies no {numerics} operands, which need compute \
+             capability 8.9 or later; use bf16 or fp16 operands"
+        );
+    }
     let list = |kept: &dyn Fn(TileShape) -> bool| {
         generation
             .tiles(numerics)
@@ -128,9 +134,10 @@ impl Variant {
     /// Fast accumulation has the main loop of 16-bit operands and the epilogue of scales of rows, so
     /// its large tiles alone are there, with [`Partials::F32`] where there are partials.
     ///
-    /// The portable kernel has small tiles for compute capability 8.0 alone: elsewhere registers are
-    /// what may differ, and small tiles have enough. PTX for `compute_80` is what NVRTC compiles for
-    /// `sm_80` first, and has no registers: one tile of each op shows that it is written.
+    /// The portable kernel has small tiles for compute capability 8.0 alone, those of 8-bit operands
+    /// for 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX for
+    /// `compute_80` is what NVRTC compiles for `sm_80` first, and has no registers: one tile of each
+    /// op shows that it is written. So it is with `compute_89`.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| {
             FORMS.into_iter().flat_map(move |form| {
@@ -151,18 +158,18 @@ impl Variant {
                 if takes_registers { variant } else { variant.transposed().unwrap_or(variant) }
             });
         let covered = of_op(OpKind::AllGatherGemm).chain(sums).chain(large);
+        let all = |variant: &Self| !variant.numerics.fast_accumulation || variant.is_large();
+        let is_scaled = |variant: &Self| variant.numerics.operand == DType::E4m3;
         match target.arch {
-            Arch::Sm90a | Arch::Sm80 => covered
-                .filter(|variant| !variant.numerics.fast_accumulation || variant.is_large())
-                .collect(),
-            Arch::Compute80 => {
-                let mut covered: Vec<_> = covered.collect();
+            Arch::Sm90a | Arch::Sm80 => covered.filter(all).collect(),
+            Arch::Sm120 => covered.filter(|v| v.is_large() || is_scaled(v) && all(v)).collect(),
+            Arch::Compute80 | Arch::Compute89 => {
+                let mut covered: Vec<_> =
+                    covered.filter(|variant| variant.ptx() == target.arch).collect();
                 covered.dedup_by_key(|variant| (variant.op, variant.numerics.partials));
                 covered
             }
-            Arch::Sm86 | Arch::Sm89 | Arch::Sm100 | Arch::Sm120 => {
-                covered.filter(Self::is_large).collect()
-            }
+            Arch::Sm86 | Arch::Sm89 | Arch::Sm100 => covered.filter(Self::is_large).collect(),
         }
     }
 
@@ -250,9 +257,14 @@ impl Variant {
             .then(|| self.with_weights(WeightLayout::Kn))
     }
 
-    /// Whether its accumulators leave few registers.
+    /// Whether its accumulators leave few registers. Of 8-bit operands the portable kernel has two
+    /// sets of them, where sums leave the tensor cores.
     const fn is_large(&self) -> bool {
-        self.tile.m * self.tile.n >= 128 * 192
+        let sets = match self.form {
+            Form::Portable if matches!(self.numerics.operand, DType::E4m3) => 2,
+            _ => 1,
+        };
+        sets * self.tile.m * self.tile.n >= 128 * 192
     }
 
     /// The kernels of an op, with one element type and no gates.
@@ -281,12 +293,9 @@ impl Variant {
                 .filter(|&staging| Self::is_staged(op, numerics, tile, staging))
                 .map(Form::Hopper)
                 .collect(),
-            Generation::Portable => target
-                .generation
-                .tiles(numerics)
-                .filter(|&t| t == tile)
-                .map(|_| Form::Portable)
-                .collect(),
+            generation => {
+                generation.tiles(numerics).filter(|&t| t == tile).map(|_| Form::Portable).collect()
+            }
         };
         forms.into_iter().filter_map(move |form| {
             let stages = match form {
@@ -369,9 +378,15 @@ mod tests {
 
     #[test]
     fn a_cover_has_every_tile_and_type_of_each_op_and_no_form_twice() {
-        for arch in [Arch::Sm90a, Arch::Sm80] {
+        for arch in [Arch::Sm90a, Arch::Sm80, Arch::Sm120] {
             let target = KernelTarget::of_arch(arch);
-            let (all, cover) = (Variant::all(target), Variant::cover(target));
+            let (mut all, mut cover) = (Variant::all(target), Variant::cover(target));
+            if arch == Arch::Sm120 {
+                // Of 16-bit operands sm_80 has every tile.
+                let is_scaled = |variant: &Variant| variant.numerics.operand == DType::E4m3;
+                all.retain(is_scaled);
+                cover.retain(is_scaled);
+            }
             for wanted in &all {
                 let kind = |v: &Variant| {
                     let Numerics { scales, fast_accumulation, partials, .. } = v.numerics;
@@ -394,7 +409,7 @@ mod tests {
                 };
                 // Few tiles with scales are large.
                 let may_lack = scales != Scales::None && partials == Partials::F32
-                    || fast_accumulation && sends;
+                    || fast_accumulation && (sends || arch == Arch::Sm120);
                 assert!(may_lack || of_op().any(alike), "{wanted} {}", arch.name());
             }
             assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
@@ -409,6 +424,7 @@ mod tests {
             (Arch::Sm100, 2),
             (Arch::Sm120, 2),
             (Arch::Compute80, 1),
+            (Arch::Compute89, 1),
         ] {
             let cover = Variant::cover(KernelTarget::of_arch(arch));
             let kinds = [
@@ -417,11 +433,16 @@ mod tests {
                 (OpKind::GemmReduceScatter, Partials::F32),
             ];
             for (op, partials) in kinds {
-                let of_kind =
-                    cover.iter().filter(|v| (v.op, v.numerics.partials) == (op, partials));
+                let of_kind = cover.iter().filter(|v| {
+                    let is_scaled = v.numerics.operand == DType::E4m3;
+                    (v.op, v.numerics.partials) == (op, partials)
+                        && (arch == Arch::Compute89 || !is_scaled)
+                });
                 assert_eq!(of_kind.count(), tiles, "{op:?} {partials:?} {}", arch.name());
             }
-            assert!(cover.iter().all(Variant::is_large), "{}", arch.name());
+            let of_all = |v: &&Variant| arch == Arch::Sm120 && v.numerics.operand == DType::E4m3;
+            let others = cover.iter().filter(|v| !of_all(v));
+            assert!(others.into_iter().all(Variant::is_large), "{}", arch.name());
         }
     }
 
@@ -449,23 +470,28 @@ mod tests {
     #[test]
     fn all_has_the_kernel_of_every_op() {
         let world = WorldSize::new(2).unwrap();
-        for target in [Arch::Sm90a, Arch::Sm80, Arch::Compute80].map(KernelTarget::of_arch) {
+        let scaled = Scales::OF_E4M3.map(|scales| Numerics::e4m3(scales, DType::F16));
+        let numerics = [DType::Bf16, DType::F16].map(Numerics::from).into_iter().chain(scaled);
+        let archs = [Arch::Sm90a, Arch::Sm80, Arch::Compute80, Arch::Sm89];
+        for target in archs.map(KernelTarget::of_arch) {
             let all = Variant::all(target);
             let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter, OpKind::GemmAllReduce];
-            for (op, dtype) in
-                ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)))
+            for (op, numerics) in
+                ops.into_iter().flat_map(|op| numerics.clone().map(move |of| (op, of)))
             {
-                let problem = Problem::new(op, 512, 2048, 4096, dtype, world).unwrap();
-                for (tile, flattened) in target
-                    .generation
-                    .tiles(dtype.into())
-                    .flat_map(|tile| [(tile, false), (tile, true)])
+                let problem = Problem::new(op, 512, 2048, 4096, numerics, world).unwrap();
+                for (tile, flattened) in
+                    target.generation.tiles(numerics).flat_map(|tile| [(tile, false), (tile, true)])
                 {
                     for partials in [Partials::Output, Partials::F32] {
                         let problem = problem.with_partials(partials);
                         let fitting = Variant::for_tile(&problem, tile, flattened, target);
                         let Ok(kernel) = fitting else { continue };
-                        for weights in WeightLayout::ALL {
+                        let layouts = match numerics.operand {
+                            DType::E4m3 => &[WeightLayout::Nk][..],
+                            _ => &WeightLayout::ALL[..],
+                        };
+                        for &weights in layouts {
                             let kernel = kernel.with_weights(weights);
                             assert!(all.contains(&kernel), "{kernel} {}", target.arch.name());
                         }
@@ -564,6 +590,18 @@ mod tests {
             Generation::Hopper.tiles(BF16.into()).all(|tile| text.contains(&tile.to_string())),
             "{text}"
         );
+    }
+
+    #[test]
+    fn operands_that_the_kernel_does_not_multiply_are_answered_with_those_that_it_does() {
+        let numerics = Numerics::e4m3(Scales::Row, BF16);
+        let problem =
+            Problem::new(OpKind::AllGatherGemm, 512, 2048, 4096, numerics, WorldSize::ONE).unwrap();
+        let tile = TileShape::new(128, 128, 128);
+        let of = |arch| Variant::for_tile(&problem, tile, false, KernelTarget::of_arch(arch));
+        assert!(of(Arch::Sm89).is_ok());
+        let text = of(Arch::Sm86).unwrap_err().to_string();
+        assert!(text.ends_with("capability 8.9 or later; use bf16 or fp16 operands"), "{text}");
     }
 
     #[test]

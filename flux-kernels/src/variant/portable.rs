@@ -7,7 +7,7 @@ use super::constants::constants;
 use flux_core::layout::split_k_slot_bytes;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::tile::{BARRIER_BYTES, CONSUMERS, PORTABLE_WARPS, portable_barriers};
-use flux_core::{Partials, TileShape};
+use flux_core::{Partials, Scales, TileShape};
 
 /// Rows of mma's operand A.
 const BLOCK: u32 = 16;
@@ -40,6 +40,15 @@ constants! {
         block_rows: u32,
         /// Of one m16 block, in one thread.
         accumulators: u32,
+        /// Whether the sums of each step leave the tensor cores, which add 8-bit products with
+        /// fewer bits than fp32 has.
+        promotes: bool,
+        /// Pairs of n8 blocks whose sums leave at a time.
+        part_pairs: u32,
+        /// Whether those of a step have scales of their own.
+        scales_blocks: bool,
+        /// Whether the sums of all steps have scales.
+        scales_sums: bool,
         /// Columns of y, of one warp.
         out_cols: u32,
         /// Words of a residual that a thread loads at once, as registers allow.
@@ -95,6 +104,10 @@ impl Variant {
             pairs: cols / PAIR,
             block_rows: BLOCK,
             accumulators,
+            promotes: numerics.promotes(),
+            part_pairs: cols / PAIR / tile.portable_parts(numerics),
+            scales_blocks: numerics.scales == Scales::Block,
+            scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
             out_cols: cols / self.columns_per_output(),
             residual_loads: if blocks * accumulators > 64 { 4 } else { 16 },
             stamps_items: numerics.partials == Partials::Output || blocks * accumulators <= 64,
@@ -122,12 +135,15 @@ mod tests {
 
     #[test]
     fn parts_of_a_tile_are_equal_and_fit_registers() {
-        for variant in Variant::all(KernelTarget::of_arch(Arch::Sm80)) {
+        let all = |arch| Variant::all(KernelTarget::of_arch(arch));
+        for variant in [Arch::Sm80, Arch::Sm89].into_iter().flat_map(all) {
             let (c, tile) = (variant.portable(), variant.tile);
             let warps_m = c.consumer_warps / c.warps_n;
             assert_eq!(c.blocks * BLOCK * warps_m, tile.m, "{variant}");
             assert_eq!(c.pairs * PAIR * c.warps_n, tile.n, "{variant}");
-            assert!(c.blocks * c.accumulators <= 128, "{variant}");
+            let (sums, of_part) = (c.blocks * c.accumulators, c.blocks * c.part_pairs * PAIR / 2);
+            assert!(sums <= 128 && (!c.promotes || sums + of_part <= 96), "{variant}");
+            assert!(c.pairs.is_multiple_of(c.part_pairs), "{variant}");
             let of_threads = c.consumer_warps * WARP * VECTOR_BYTES;
             assert_eq!(c.split_k_slot_bytes, c.split_k_vectors * of_threads, "{variant}");
             assert_eq!(Variant::THREADS, WARP * (c.signaller_warp + 1 + c.mover_warps));

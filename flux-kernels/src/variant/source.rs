@@ -27,7 +27,7 @@ impl Variant {
              flux::fused_gemm<flux::Config<Numbers>>(p);\n}}\n",
             self.options(),
         );
-        Source { name, text }
+        Source { name, text, ptx: self.ptx() }
     }
 
     /// Declarations of what both generations are compiled for.

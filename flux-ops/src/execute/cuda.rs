@@ -15,7 +15,7 @@ use crate::spec::{NormSpec, OpSpec};
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_core::{DType, Scales};
-use flux_cuda::{CudaDevice, is_capturing};
+use flux_cuda::{CudaDevice, DeviceInfo, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs,
     LaunchStart, Matrix, Quantize, ResultRows, RmsNorm, RmsNormArgs, TraceBuffer, launch,
@@ -55,10 +55,12 @@ enum NormKernel {
 }
 
 impl NormKernel {
-    fn load(norm: NormSpec, output: DType, target: KernelTarget) -> Result<Self, BuildError> {
+    fn load(norm: NormSpec, output: DType, info: &DeviceInfo) -> Result<Self, BuildError> {
         Ok(match norm.scales {
-            Scales::None => Self::Rounding(kernels::rms_norm(target.arch)?),
-            scales => Self::Quantizing(kernels::quantize(target, scales, output)?),
+            Scales::None => {
+                Self::Rounding(kernels::rms_norm(KernelTarget::of(info.compute)?.arch)?)
+            }
+            scales => Self::Quantizing(kernels::quantize(info, scales, output)?),
         })
     }
 }
@@ -121,7 +123,7 @@ impl CudaExecutor {
         let norm = epilogue
             .rms_norm
             .map(|norm| {
-                let kernel = NormKernel::load(norm, spec.numerics.output, target)?;
+                let kernel = NormKernel::load(norm, spec.numerics.output, device.info())?;
                 Ok::<_, BuildError>((kernel, norm))
             })
             .transpose()?;

@@ -5,8 +5,9 @@
 
 use super::plan::share_of_cores;
 use crate::error::BuildError;
-use flux_core::tile::Generation;
+use crate::planning::no_numerics;
 use flux_core::{DType, Numerics, Scales};
+use flux_cuda::DeviceInfo;
 use flux_kernels::cuda::{
     GatheredRows, Kernel, Quantize, RmsNorm, is_loaded, loaded, loaded_gathered_rows,
     loaded_quantize, loaded_rms_norm,
@@ -53,20 +54,17 @@ pub(super) fn gathered_rows(arch: Arch) -> Result<Arc<GatheredRows>, BuildError>
     loaded_gathered_rows(|| Ok(cubin(&Source::gathered_rows(), arch)?.image))
 }
 
-/// The quantising kernel, for rows with such scales that results of this type become.
+/// The quantising kernel of a device, for rows with such scales that results of this type become.
 pub(crate) fn quantize(
-    target: KernelTarget,
+    info: &DeviceInfo,
     scales: Scales,
     output: DType,
 ) -> Result<Arc<Quantize>, BuildError> {
-    let KernelTarget { generation, arch, .. } = target;
-    if generation != Generation::Hopper {
-        return Err(BuildError::NoNumerics {
-            numerics: Numerics::e4m3(scales, output),
-            generation,
-        });
+    let target = KernelTarget::of(info.compute)?;
+    if !target.quantizes() {
+        return Err(no_numerics(Numerics::e4m3(scales, output), info, target.generation));
     }
-    loaded_quantize(|| Ok(cubin(&Source::quantize(), arch)?.image))
+    loaded_quantize(|| Ok(cubin(&Source::quantize(), target.arch)?.image))
 }
 
 /// The norm's kernel.

@@ -345,7 +345,7 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
 
     /// As [`rms_norm`](Self::rms_norm), with normalised rows as 8-bit operands of the next op: what
     /// a [`Quantizer`](crate::Quantizer) with a norm makes of the rounded `y`, in one launch. `n` is
-    /// a multiple of 16, with [`Scales::Block`] of 128. On CUDA it needs compute capability 9.0.
+    /// a multiple of 16, with [`Scales::Block`] of 128. On CUDA it needs compute capability 8.9.
     ///
     /// ```
     /// use flux_ops::{F8E4M3, GemmAllReduce, Scales, TensorMut, TensorRef};

@@ -15,8 +15,8 @@ use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
 use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
-use flux_core::{Problem, SumsTo};
-use flux_cuda::ComputeCapability;
+use flux_core::{Numerics, Problem, SumsTo};
+use flux_cuda::{ComputeCapability, DeviceInfo};
 use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
@@ -109,14 +109,26 @@ pub(crate) fn own_choice(
         }
         _ => {
             let (numerics, generation) = (problem.numerics(), target.machine.generation);
-            match generation.tiles(numerics).next() {
-                Some(_) => BuildError::NoPlan { problem: *problem },
-                None => BuildError::NoNumerics { numerics, generation },
+            match comm.device().info() {
+                Some(info) if !generation.multiplies(numerics) => {
+                    no_numerics(numerics, info, generation)
+                }
+                _ => BuildError::NoPlan { problem: *problem },
             }
         }
     };
     let (plan, origin) = chosen.ok_or_else(none)?;
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
+}
+
+/// The kernel of a device does not multiply such operands.
+pub(crate) fn no_numerics(
+    numerics: Numerics,
+    info: &DeviceInfo,
+    generation: Generation,
+) -> BuildError {
+    let device = format!("{} of compute capability {}", info.name, info.compute);
+    BuildError::NoNumerics { numerics, device, generation }
 }
 
 /// Choices that were made on a communicator: a model has many layers of one shape.

@@ -53,7 +53,7 @@ fn few_rows_that_do_not_come_are_named() {
         let compute = flux_cuda::device_info(0).unwrap().compute;
         let awaited = match KernelTarget::of(compute).unwrap().generation {
             Generation::Hopper => Wait::Rows,
-            Generation::Portable => Wait::Signal,
+            Generation::Portable | Generation::Ada => Wait::Signal,
         };
         suite::few_rows_that_do_not_come_are_named(machine, awaited);
     });

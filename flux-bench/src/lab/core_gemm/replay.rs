@@ -135,7 +135,7 @@ impl Replay {
             pace: self.pace,
             trace: None,
             start: match (kernel.variant().generation(), constant_weights) {
-                (Generation::Portable, _) => LaunchStart::Behind,
+                (Generation::Portable | Generation::Ada, _) => LaunchStart::Behind,
                 (Generation::Hopper, false) => LaunchStart::Early,
                 (Generation::Hopper, true) => LaunchStart::WithWeights,
             },

@@ -18,7 +18,7 @@ pub(super) fn sm80_gemm(
     set: &OperandBlocks,
 ) -> anyhow::Result<Option<Gemm>> {
     let device = gpu.device();
-    if kernels::of_device(device)?.generation != Generation::Portable
+    if kernels::of_device(device)?.generation == Generation::Hopper
         || device.info().compute.major < 9
         || alone.numerics().scales != Scales::None
     {

@@ -8,7 +8,7 @@ use crate::common::{OPS, OpOptions, Values};
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::{KSplit, Plan, RowMapping};
 use flux_core::problem::Shape;
-use flux_core::{DType, Numerics, OpKind, Partials, Problem, Rank, Scales, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Partials, Problem, Rank, Scales, TileShape, WorldSize};
 use flux_kernels::harness::data::raw;
 use flux_ops::{
     Activation, BuildError, CallError, Element, EpilogueSpec, F8E4M3, FusedLinear, GateLayout,
@@ -178,12 +178,12 @@ fn rows_with_scales(problem: &Problem, shape: Shape, x: &Scaled) -> Vec<F8E4M3> 
 }
 
 /// The op's own choice, split sums, and for sums flattened rows.
-fn plans(machine: Machine, op: OpKind, numerics: Numerics) -> Vec<Option<Plan>> {
+fn plans(machine: Machine, op: OpKind) -> Vec<Option<Plan>> {
     if matches!(machine, Machine::TwoNodes { .. } | Machine::Messages(_)) {
         return vec![None];
     }
-    let generation = flux_core::tile::Generation::Hopper;
-    let tile = generation.tiles(numerics).find(|tile| (tile.m, tile.n) == (64, 64)).unwrap();
+    // Every kernel of 8-bit operands has it.
+    let tile = TileShape::new(64, 128, 128);
     let split = Plan { k: KSplit::SplitK(2), ..Plan::of(tile) };
     let flattened = Plan { rows: RowMapping::Flattened, ..Plan::of(tile) };
     let two = Plan { rows: RowMapping::FlattenedTwoExchanges, ..Plan::of(tile) };
@@ -218,7 +218,7 @@ pub fn scaled_integers_give_the_exact_result(machine: Machine) {
             };
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                for plan in plans(machine, op, numerics) {
+                for plan in plans(machine, op) {
                     let op = build(&case, OpOptions::of(plan), node);
                     let y = call(&op, &case, node).unwrap();
                     case.assert_equal(&expected, &op, node.rank, &y, "a call");
