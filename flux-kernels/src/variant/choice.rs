@@ -126,22 +126,33 @@ impl Variant {
             .collect()
     }
 
-    /// The fewest variants in which each op has every tile of a target in each of its forms, of
-    /// operands of 16 bits and of each form of 8 bits. Each op also has every element type, with
-    /// and without gates. Sums take registers for loading ahead, or else for weights of `[k, n]`.
-    /// Large tiles, which have few registers, also send [`Partials::F32`].
+    /// The fewest variants that show whether the sources compile and have registers: every tile of a
+    /// target in each of its forms, of operands of 16 bits and of each form of 8 bits. Each op has
+    /// every element type, with and without gates. Sums take registers for loading ahead, or else for
+    /// weights of `[k, n]`. Each op has the large tiles, which have few registers, and sends
+    /// [`Partials::F32`] of them. Of Hopper's other tiles, every second is of an op that gathers, and
+    /// every second of one that sums.
     ///
     /// Fast accumulation has the main loop of 16-bit operands and the epilogue of scales of rows, so
-    /// its large tiles alone are there, with [`Partials::F32`] where there are partials.
+    /// its large tiles alone are there, in the same turns, with [`Partials::F32`] where there are
+    /// partials.
     ///
     /// The portable kernel has small tiles for compute capability 8.0 alone, those of 8-bit operands
     /// for 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX for
     /// `compute_80` is what NVRTC compiles for `sm_80` first, and has no registers: one tile of each
     /// op shows that it is written. So it is with `compute_89`.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let of_op = |op| {
+        let of_op = |op: OpKind| {
             FORMS.into_iter().flat_map(move |form| {
-                let plain = Self::plain(op, form.numerics(DType::Bf16), target);
+                let numerics = form.numerics(DType::Bf16);
+                let tiles = target.generation.tiles(numerics).enumerate();
+                let plain = tiles.flat_map(move |(place, tile)| {
+                    let has_turn = target.generation != Generation::Hopper
+                        || place % 2 == usize::from(op.reduces());
+                    Self::with_tile(op, numerics, tile, target).filter(move |variant| {
+                        has_turn || variant.is_large() && !numerics.fast_accumulation
+                    })
+                });
                 plain
                     .zip(Self::finishes(op, form).cycle())
                     .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
@@ -377,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_has_every_tile_and_type_of_each_op_and_no_form_twice() {
+    fn a_cover_has_every_tile_and_the_types_of_each_op_and_no_form_twice() {
         for arch in [Arch::Sm90a, Arch::Sm80, Arch::Sm120] {
             let target = KernelTarget::of_arch(arch);
             let (mut all, mut cover) = (Variant::all(target), Variant::cover(target));
@@ -398,12 +409,16 @@ mod tests {
                     .count();
                 let Numerics { scales, fast_accumulation, partials, .. } = wanted.numerics;
                 let sends = wanted.op.sums_to() == SumsTo::Rows;
-                let has = match (partials, fast_accumulation) {
-                    (Partials::F32, _) => wanted.is_large(),
-                    (Partials::Output, true) => wanted.is_large() && !sends,
-                    (Partials::Output, false) => true,
-                };
-                assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
+                assert!(forms <= 1, "{wanted} {}", arch.name());
+                let of_tile = cover.iter().any(|v| {
+                    let Numerics { scales: of, fast_accumulation: fast, .. } = v.numerics;
+                    (v.tile, of, fast) == (wanted.tile, scales, fast_accumulation)
+                });
+                assert!(of_tile || fast_accumulation && !wanted.is_large(), "{wanted}");
+                let is_large = wanted.is_large() && !fast_accumulation;
+                assert!(forms == 1 || !is_large, "{wanted} {}", arch.name());
+                let is_f32 = partials == Partials::F32;
+                assert!(forms == 0 || wanted.is_large() || !is_f32, "{wanted} {}", arch.name());
                 let alike = |v: &Variant| {
                     (v.numerics.output, v.gated) == (wanted.numerics.output, wanted.gated)
                 };
