@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cases_torch import BF16, numbers, tensors
-from flux_tp.integrations.vllm import RowParallel, _prepare, fusable
+from flux_tp.integrations.vllm import RowParallel, fusable
 from oracle import close, operand
 
 N, K, MAX_M = 64, 128, 40
@@ -56,8 +56,7 @@ class Ours(RowParallel, Theirs):
     def __init__(self, comm, *args, **options):
         Theirs.__init__(self, comm, *args, **options)
         if fusable(self):
-            self.flux_rows = _prepare(self, comm, [1, 2])
-            self.flux_comm = comm
+            self._fuse(comm, [1, 2])
 
 
 def layer(comm, m, with_bias=False, **fields):
@@ -93,7 +92,7 @@ def a_layer_is_one_op(comm):
 
 @torch.inference_mode()
 def other_layers_stay(comm):
-    of_others = type("Fp8LinearMethod", (), {})()
+    of_others = type("AWQLinearMethod", (), {})()
     for fields in ({"tp_size": 1}, {"input_is_parallel": False}, {"reduce_results": False}, {"quant_method": of_others}, {"params_dtype": torch.float32}):
         ours, x, *_ = layer(comm, 2, **fields)
         assert ours.flux_comm is None and ours(x) == "theirs", fields

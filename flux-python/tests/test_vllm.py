@@ -9,11 +9,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, "cases_vllm", transport="host", max_m=40) as ranks:
+    with Ranks(2, "cases_vllm cases_vllm_fp8", transport="host", max_m=40) as ranks:
         yield ranks
 
 
 CASES = ["a_layer_is_one_op", "other_layers_stay", "more_rows_stay", "a_compiled_layer_is_one_op"]
+CASES += ["an_fp8_layer_is_one_op", "weights_are_not_copied", "other_fp8_layers_stay", "a_compiled_fp8_layer_is_one_op"]
 
 
 @pytest.mark.parametrize("case", CASES)

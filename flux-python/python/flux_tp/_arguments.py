@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "BLOCK",
     "GATED",
     "INPUTS",
     "activation_number",
@@ -54,6 +55,8 @@ GATED = frozenset(number for number, (*_, gated, _) in enumerate(_native.activat
 INPUTS = {name: Input(of_weight, of_result) for name, of_weight, of_result in _native.further_inputs()}
 
 _MAX_WEIGHTS = _native.max_weights()
+BLOCK = 128
+"""Elements along each dimension of a block of an 8-bit weight with one scale."""
 
 
 def named(name: str, index: int, count: int) -> str:

@@ -55,16 +55,20 @@ def call(
     scales: int = 0,
     out_dtype: torch.dtype | None = None,
     normalised: tuple[int, Tensor, Tensor | None] | None = None,
+    constant: bool | None = None,
 ) -> list[Tensor]:
     """Makes a call without gradients: its results, in the order of ``out``. ``operands``: the others by name, as of ``INPUTS``.
 
-    ``normalised``: the form of quantised normalised rows, and where they go.
+    ``normalised``: the form of quantised normalised rows, and where they go. ``constant``: whether weights are frozen parameters
+    or views of such; ``None``: where they are such parameters.
     """
     m, shapes = result_shapes(op, comm, x, weights, activation, m, second)
     out = [x.new_empty(shape, dtype=out_dtype) for shape in shapes] if out is None else out
     count, further = len(weights), [operands.get(name) for name in INPUTS]
     # In inference frozen parameters are there before a step. Others may come from the kernel ahead.
-    constant = not torch.is_grad_enabled() and all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
+    if constant is None:
+        constant = all(isinstance(weight, Parameter) and not weight.requires_grad for weight in weights)
+    constant = constant and not torch.is_grad_enabled()
     norm_scales, *others = (0, out[count] if second else None, None) if normalised is None else normalised
     try:
         _ops[op](x, weights, *further, eps, activation, m, split, partials, scales, norm_scales, constant, comm.id, out[:count], *others)

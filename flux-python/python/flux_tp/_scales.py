@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from . import _native
-from ._arguments import check_gain, lists, named
+from ._arguments import BLOCK, check_gain, lists, named
 from ._comm import Communicator, chosen
 from ._kernels import quantized
 from .errors import OperandError
 
 __all__ = [
-    "BLOCK",
     "E4M3",
     "FORMS",
     "Quantisable",
@@ -38,8 +37,6 @@ __all__ = [
 
 E4M3 = torch.float8_e4m3fn
 FORMS = {name: number for number, name in enumerate(_native.scales_of_operands())}
-BLOCK = 128
-"""Elements along each dimension of a block of a weight with one scale."""
 _MOST = torch.finfo(E4M3).max
 _LEAST = torch.finfo(torch.float32).tiny
 _OUTPUTS = (torch.bfloat16, torch.float16)

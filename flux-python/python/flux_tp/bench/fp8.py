@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from .._arguments import BLOCK
 from .._comm import Communicator
-from .._scales import BLOCK, E4M3, dequantised, quantize_rows, quantized_weight, scale_of, scaled_product
+from .._scales import E4M3, dequantised, quantize_rows, quantized_weight, scale_of, scaled_product
 from ..errors import OperandError
 from .ranks import Ranks
 from .weights import Layer

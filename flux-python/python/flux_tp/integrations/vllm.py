@@ -23,6 +23,7 @@ from .._comm import Communicator
 from .._init import init
 from .._ops import prepare
 from ..errors import FluxError
+from ._vllm_fp8 import MULTIPLES, held, scales_of, widen
 
 __all__ = ["RowParallel", "register"]
 
@@ -69,6 +70,7 @@ class RowParallel:
 
     # None: the layer is vLLM's own.
     flux_comm: Communicator | None = None
+    flux_scales: str = "none"
     flux_rows: frozenset[int] = frozenset()
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -80,22 +82,37 @@ class RowParallel:
         config = get_current_vllm_config()
         comm = _communicator(config)
         # A layer may be split over fewer ranks than its group has.
-        if comm is None or comm.world_size != self.tp_size:
+        if comm is None or comm.world_size != self.tp_size or not _computes(scales_of(self)):
             return
-        self.flux_rows = _prepare(self, comm, captured(config))
+        self._fuse(comm, captured(config))
+
+    def _fuse(self, comm: Communicator, rows: list[int]) -> None:
+        """Builds the op of the layer; collective."""
+        self.flux_scales = scales_of(self)
+        self.flux_rows = _prepare(self, comm, rows)
+        if self.flux_scales == "row":
+            widen(self)
         self.flux_comm = comm
 
     def forward(self, input_: Tensor) -> Any:
         # A compiled model has the scheduler's numbers of rows alone, and must not ask for them.
         if self.flux_comm is None or not self.reduce_results or not (torch.compiler.is_compiling() or self._takes(input_)):
             return super().forward(input_)
+        weight, scale = (self.weight, None) if self.flux_scales == "none" else held(self, self.flux_scales) or (None, None)
+        if weight is None:
+            return super().forward(input_)
         # Not in processes of vLLM that fuse nothing: it registers ops with torch.
         from .._kernels import call
+        from .._scales import quantize_rows, scaled
 
-        x = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1])
+        x, operands, options = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1]), {}, {}
+        if scale is not None:
+            x, of_x = quantize_rows(x, self.input_scale if self.flux_scales == "tensor" else self.flux_scales, group=self.flux_comm)
+            x, operands, options = scaled("matmul_all_reduce", x, [weight], of_x, scale, self.params_dtype, {}, None)
         # On every rank, where vLLM has it on the first: the op adds it once.
-        bias = None if self.skip_bias_add else self.bias
-        y = call("matmul_all_reduce", self.flux_comm, x, [self.weight], {} if bias is None else {"bias": [bias]})[0]
+        if self.bias is not None and not self.skip_bias_add:
+            operands["bias"] = [self.bias]
+        y = call("matmul_all_reduce", self.flux_comm, x, [weight], operands, constant=not self.weight.requires_grad, **options)[0]
         if input_.dim() != 2:
             y = y.reshape(*input_.shape[:-1], y.shape[-1])
         if not self.return_bias:
@@ -111,16 +128,11 @@ class RowParallel:
 
 
 def fusable(layer: Any) -> bool:
-    """Whether a RowParallelLinear is one that the op computes: split, summed, unquantized, and its parts whole groups of 8."""
-    return (
-        layer.tp_size > 1
-        and layer.input_is_parallel
-        and layer.reduce_results
-        and type(layer.quant_method).__name__ == "UnquantizedLinearMethod"
-        and layer.params_dtype in (torch.bfloat16, torch.float16)
-        and layer.input_size_per_partition % 8 == 0
-        and layer.output_size % 8 == 0
-    )
+    """Whether a RowParallelLinear is one that the op computes: split, summed, with scales of a form that it has or none, and its parts whole groups."""
+    if not (layer.tp_size > 1 and layer.input_is_parallel and layer.reduce_results and layer.params_dtype in (torch.bfloat16, torch.float16)):
+        return False
+    multiple = MULTIPLES.get(scales_of(layer) or "")
+    return multiple is not None and layer.input_size_per_partition % multiple == 0 and layer.output_size % multiple == 0
 
 
 def captured(config: Any) -> list[int]:
@@ -179,12 +191,24 @@ def _connect(group: Any, config: Any) -> Communicator | None:
     return None
 
 
+def _computes(scales: str) -> bool:
+    """Whether this GPU and the settings let the op take operands with such scales."""
+    from vllm import envs
+
+    if scales == "none":
+        return True
+    # Batch-invariant vLLM multiplies 16-bit inputs with 8-bit weights that have other scales than those of blocks.
+    return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
+
+
 def _prepare(layer: Any, comm: Communicator, rows: list[int]) -> frozenset[int]:
     """Builds the op of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts its memory."""
-    bias = layer.bias is not None and not layer.skip_bias_add
-    of = (comm.id, layer.output_size, layer.input_size, layer.params_dtype, bias, tuple(rows))
+    options = {"dtype": layer.params_dtype, "bias": layer.bias is not None and not layer.skip_bias_add}
+    if layer.flux_scales != "none":
+        options |= {"dtype": "float8_e4m3fn", "scales": layer.flux_scales, "out_dtype": layer.params_dtype}
+    of = (comm.id, layer.output_size, layer.input_size, *options.values(), tuple(rows))
     if of not in _prepared:
-        prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, dtype=layer.params_dtype, bias=bias, group=comm)
+        prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, group=comm, **options)
         _prepared.add(of)
     return frozenset(rows)
 
