@@ -17,12 +17,16 @@ from oracle import close, operand
 N, K, MAX_M = 64, 128, 40
 
 
-def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, ubatching=False, offloaded=0.0):
+def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, ubatching=False, offloaded=0.0, mode=3, eps=1e-5):
     """The parts of a VllmConfig that the plugin reads."""
     return SimpleNamespace(
         compilation_config=SimpleNamespace(
-            cudagraph_capture_sizes=None if sizes is None else list(sizes), pass_config=SimpleNamespace(enable_sp=enable_sp)
+            cudagraph_capture_sizes=None if sizes is None else list(sizes),
+            pass_config=SimpleNamespace(enable_sp=enable_sp),
+            compile_ranges_endpoints=[max_m],
+            mode=mode,
         ),
+        model_config=SimpleNamespace(dtype=BF16, hf_text_config=SimpleNamespace(**({} if eps is None else {"rms_norm_eps": eps}))),
         speculative_config=drafted and SimpleNamespace(num_speculative_tokens=drafted),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=max_m),
         parallel_config=SimpleNamespace(use_ubatching=ubatching),
@@ -53,10 +57,10 @@ class Theirs(torch.nn.Module):
 
 
 class Ours(RowParallel, Theirs):
-    def __init__(self, comm, *args, **options):
+    def __init__(self, comm, *args, eps=None, **options):
         Theirs.__init__(self, comm, *args, **options)
         if fusable(self):
-            self._fuse(comm, [1, 2])
+            self._fuse(comm, [1, 2], eps)
 
 
 def layer(comm, m, with_bias=False, **fields):

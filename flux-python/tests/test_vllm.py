@@ -9,12 +9,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, "cases_vllm cases_vllm_fp8", transport="host", max_m=40) as ranks:
+    with Ranks(2, "cases_vllm cases_vllm_fp8 cases_vllm_norms", transport="host", max_m=40) as ranks:
         yield ranks
 
 
 CASES = ["a_layer_is_one_op", "other_layers_stay", "more_rows_stay", "a_compiled_layer_is_one_op"]
 CASES += ["an_fp8_layer_is_one_op", "weights_are_not_copied", "other_fp8_layers_stay", "a_compiled_fp8_layer_is_one_op"]
+CASES += ["norms_are_in_the_op", "what_follows_otherwise_stays", "graphs_of_more_rows_stay"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,6 +58,21 @@ def test_rows_of_graphs():
     assert captured(configured(sizes=[1, 63], max_m=63, drafted=1)) == [1, 2, 63]
 
 
+def test_graphs_that_have_norms_in_the_op():
+    from cases_vllm import configured
+    from flux_tp.integrations.vllm import normed
+
+    config = configured(sizes=[1, 2, 16], max_m=64)
+    for _ in range(2):
+        assert normed(config) == 1e-5
+        # vLLM compiles the rows of CUDA graphs for themselves.
+        assert config.compilation_config.compile_ranges_endpoints == [64, 16]
+    for settings in ({"mode": 0}, {"eps": None}, {"sizes": None}):
+        config = configured(max_m=64, **settings)
+        assert normed(config) is None and config.compilation_config.compile_ranges_endpoints == [64], settings
+    assert normed(configured(sizes=[64], max_m=64)) == 1e-5
+
+
 def test_settings_that_keep_vllms_layers():
     from cases_vllm import configured
     from flux_tp.integrations.vllm import unfit
@@ -64,6 +80,50 @@ def test_settings_that_keep_vllms_layers():
     assert unfit(configured()) is None
     for settings, word in (({"enable_sp": True}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")):
         assert word in unfit(configured(**settings))
+
+
+def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    import torch
+    from cases_vllm import configured
+    from flux_tp.integrations import vllm
+    from flux_tp.integrations._vllm_norms import Epilogue, NormFusion
+
+    class NoOpEliminationPass:
+        pass
+
+    class PostGradPassManager:
+        def configure(self, config):
+            self.passes = [NoOpEliminationPass(), "theirs"]
+
+    def forward_static(x, eps, hidden, dtype, weight, residual):
+        wide = x.float() + residual
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * weight, wide.to(dtype)
+
+    given = {
+        "compilation.passes.inductor_pass": {"InductorPass": type("InductorPass", (), {})},
+        "compilation.passes.pass_manager": {"PostGradPassManager": PostGradPassManager},
+        "compilation.passes.utility.noop_elimination": {"NoOpEliminationPass": NoOpEliminationPass},
+        "model_executor.layers.layernorm": {"RMSNorm": SimpleNamespace(forward_static=forward_static)},
+    }
+    for name, of in given.items():
+        module = ModuleType(f"vllm.{name}")
+        vars(module).update(of)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    library = torch.library.Library("_C", "FRAGMENT")
+    library.define("fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> ()")
+    monkeypatch.setattr(vllm, "_epilogues", set())
+    vllm._fuse_norms()
+    vllm._fuse_norms()
+    config, manager = configured(sizes=[1, 8]), PostGradPassManager()
+    manager.configure(config)
+    assert manager.passes[1:] == ["theirs"]
+    vllm._epilogues.add(Epilogue(0, 64, 128, torch.bfloat16, False, 1e-5))
+    manager.configure(config)
+    _, fusion, theirs = manager.passes
+    assert isinstance(fusion, NormFusion) and fusion.most == 8 and theirs == "theirs"
 
 
 def test_a_step_raises_what_a_communicator_found(monkeypatch):

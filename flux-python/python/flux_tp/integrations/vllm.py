@@ -35,6 +35,9 @@ _TIMEOUT = 600.0
 # By the name of a tensor-parallel group; None where its ranks cannot use one.
 _communicators: dict[str, Communicator | None] = {}
 _prepared: set[tuple[Any, ...]] = set()
+_epilogues: set[Any] = set()
+# vLLM's CompilationMode.VLLM_COMPILE.
+_COMPILED = 3
 
 
 def register() -> None:
@@ -84,12 +87,12 @@ class RowParallel:
         # A layer may be split over fewer ranks than its group has.
         if comm is None or comm.world_size != self.tp_size or not _computes(scales_of(self)):
             return
-        self._fuse(comm, captured(config))
+        self._fuse(comm, captured(config), normed(config))
 
-    def _fuse(self, comm: Communicator, rows: list[int]) -> None:
-        """Builds the op of the layer; collective."""
+    def _fuse(self, comm: Communicator, rows: list[int], eps: float | None) -> None:
+        """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
         self.flux_scales = scales_of(self)
-        self.flux_rows = _prepare(self, comm, rows)
+        self.flux_rows = _prepare(self, comm, rows, eps)
         if self.flux_scales == "row":
             widen(self)
         self.flux_comm = comm
@@ -145,6 +148,17 @@ def captured(config: Any) -> list[int]:
     return sorted(size for size in sizes if size <= config.scheduler_config.max_num_batched_tokens)
 
 
+def normed(config: Any) -> float | None:
+    """The epsilon of norms that vLLM's compiler may leave to the op. Has it compile the rows of CUDA graphs for themselves."""
+    compilation, rows = config.compilation_config, captured(config)
+    eps = getattr(config.model_config.hf_text_config, "rms_norm_eps", None)
+    if compilation.mode != _COMPILED or not rows or not compilation.compile_ranges_endpoints or eps is None:
+        return None
+    if rows[-1] not in compilation.compile_ranges_endpoints:
+        compilation.compile_ranges_endpoints.append(rows[-1])
+    return float(eps)
+
+
 def unfit(config: Any) -> str | None:
     """What in the settings keeps vLLM's own layers; the same on every rank."""
     if config.compilation_config.pass_config.enable_sp:
@@ -184,6 +198,7 @@ def _connect(group: Any, config: Any) -> Communicator | None:
         if comm.transport == "nvlink":
             _log.info("flux_tp: fuses row-parallel layers of %d ranks, %d rows at most", comm.world_size, comm.max_m)
             _check_steps()
+            _fuse_norms()
             return comm
         reason = f"the transport is {comm.transport}, and CUDA graphs need nvlink"
         comm.close()
@@ -201,15 +216,22 @@ def _computes(scales: str) -> bool:
     return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
 
 
-def _prepare(layer: Any, comm: Communicator, rows: list[int]) -> frozenset[int]:
-    """Builds the op of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts its memory."""
+def _prepare(layer: Any, comm: Communicator, rows: list[int], eps: float | None) -> frozenset[int]:
+    """Builds the ops of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts their memory."""
     options = {"dtype": layer.params_dtype, "bias": layer.bias is not None and not layer.skip_bias_add}
     if layer.flux_scales != "none":
         options |= {"dtype": "float8_e4m3fn", "scales": layer.flux_scales, "out_dtype": layer.params_dtype}
-    of = (comm.id, layer.output_size, layer.input_size, *options.values(), tuple(rows))
-    if of not in _prepared:
-        prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, group=comm, **options)
-        _prepared.add(of)
+    epilogues: list[dict[str, Any]] = [{}]
+    if eps is not None and layer.flux_scales == "none":
+        from ._vllm_norms import Epilogue
+
+        epilogues += [{"residual": True, "eps": eps}]
+        _epilogues.add(Epilogue(comm.id, layer.output_size, layer.input_size_per_partition, layer.params_dtype, options["bias"], eps))
+    for epilogue in epilogues:
+        of = (comm.id, layer.output_size, layer.input_size, *options.values(), *epilogue.values(), tuple(rows))
+        if of not in _prepared:
+            prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, group=comm, **options, **epilogue)
+            _prepared.add(of)
     return frozenset(rows)
 
 
@@ -228,6 +250,41 @@ def _check_steps() -> None:
         step = getattr(Worker, name)
         if not hasattr(step, "flux_checked"):
             setattr(Worker, name, checked(step))
+
+
+def _fuse_norms() -> None:
+    """Has vLLM's compiler run the pass that leaves norms to the op, before its own that take norms."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized
+    from vllm.compilation.passes.inductor_pass import InductorPass
+    from vllm.compilation.passes.pass_manager import PostGradPassManager
+    from vllm.compilation.passes.utility.noop_elimination import NoOpEliminationPass
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    from ._vllm_norms import NormFusion
+
+    configure = PostGradPassManager.configure
+    if hasattr(configure, "flux_fuses"):
+        return
+
+    @functools.wraps(configure)
+    def run(manager: Any, config: Any) -> None:
+        configure(manager, config)
+        rows, dtype = captured(config), config.model_config.dtype
+        if not rows or not _epilogues:
+            return
+
+        def native(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Any:
+            return RMSNorm.forward_static(input, eps, input.size(-1), dtype, weight, residual)
+
+        def custom(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Any:
+            op = torch.ops._C.fused_add_rms_norm.default
+            return auto_functionalized(op, input=input, residual=residual, weight=weight, epsilon=eps)[1:]
+
+        fusion = type("FluxNormFusion", (NormFusion, InductorPass), {})([native, custom], dtype, _epilogues, rows[-1])
+        manager.passes.insert(sum(isinstance(of, NoOpEliminationPass) for of in manager.passes), fusion)
+
+    run.flux_fuses = True
+    PostGradPassManager.configure = run
 
 
 def checked(step: Callable[..., Any]) -> Callable[..., Any]:
