@@ -185,12 +185,41 @@ def test_engines_of_vllm_become_a_record(tmp_path):
     assert rows[0]["ms"] == {"default": 40.0, "flux": 20.0} and rows[0]["spread"]["flux"] == [10.0, 40.0]
     assert "step_ms" not in rows[0] and rows[1]["step_ms"] == {"default": 1.0, "flux": 0.5}
     assert _compared(found) == {"flux": {"equal_first_tokens": 1.0, "equal_tokens": 0.75}}
-    head = {"kind": "vllm", "vllm": "0.20.0", "layers": 8, "compared": _compared(found), "device": "GPU", "gpus": 4, "transport": "nvlink"}
+    head = {"kind": "vllm", "vllm": "0.20.0", "layers": 8, "scales": "row", "compared": _compared(found), "device": "GPU", "gpus": 4, "transport": "nvlink"}
     head |= {"nccl_p2p": True, "torch": "2", "nccl": "2", "driver": "1", "commit": "c", "date": "2026-01-01T00:00:00Z"}
     path = tmp_path / "vllm.json"
     path.write_text(json.dumps(head | {"rows": rows}))
     shown = bench("show", str(path))
+    assert "vllm 0.20.0, 8 layers, fp8\n" in shown
     assert "| decode | 1 | 128 | 32 | 40.0 | 20.0 | 1.00 | 0.50 | 2.00x |" in shown and "100 % of the first ones, 75 % of all." in shown
+
+
+def test_random_weights_of_vllm_have_a_deviation_whatever_their_type():
+    import torch
+    from flux_tp.bench.vllm import random_weights
+
+    def parameter(value):
+        return torch.nn.Parameter(value, requires_grad=False)
+
+    def linear(weight, scale=None):
+        layer = torch.nn.Module()
+        layer.weight, layer.bias = parameter(weight), parameter(torch.full((4,), 1e-3))
+        if scale is not None:
+            layer.weight_scale = parameter(scale)
+        return layer
+
+    dummy = torch.linspace(-1e-3, 1e-3, 16).reshape(4, 4)
+    scale = torch.tensor([1e-3 / 448])
+    codes = (dummy / scale).to(torch.float8_e4m3fn)
+    model = torch.nn.ModuleList([linear(dummy.clone()), linear(codes, scale.clone()), linear(codes, scale.expand(4, 1).clone())])
+    norm = torch.nn.Module()
+    norm.weight = parameter(torch.zeros(4))
+    model.append(norm)
+    assert random_weights(model) == 0
+    wide = [model[0].weight, model[1].weight.float() * model[1].weight_scale, model[2].weight.float() * model[2].weight_scale]
+    for weight in wide:
+        assert abs(weight.abs().max() - 0.02 * 3**0.5) < 1e-6
+    assert (model[3].weight == 1).all() and not model[1].bias.any()
 
 
 def test_what_does_not_fit_is_refused_with_the_number_before_anything_is_allocated():

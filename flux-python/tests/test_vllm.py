@@ -82,6 +82,24 @@ def test_settings_that_keep_vllms_layers():
         assert word in unfit(configured(**settings))
 
 
+def test_where_8_bit_layers_are_fused(monkeypatch):
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    import torch
+    from flux_tp.integrations.vllm import _computes
+
+    module = ModuleType("vllm")
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    # Without batch invariance, and with it: of tensors, rows and blocks.
+    for capability, fused in (((9, 0), ["111", "001"]), ((8, 9), ["000", "000"]), ((10, 0), ["000", "000"])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        for invariant, expected in enumerate(fused):
+            module.envs = SimpleNamespace(VLLM_BATCH_INVARIANT=bool(invariant))
+            assert "".join(str(int(_computes(form))) for form in ("tensor", "row", "block")) == expected
+            assert _computes("none")
+
+
 def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
     import sys
     from types import ModuleType, SimpleNamespace

@@ -73,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     engines = list(ENGINES)
     serving.add_argument("--models", type=_words(["llama3-70b"]), default=["llama3-70b"], help="llama3-70b")
     serving.add_argument("--modes", type=_words(engines), default=engines, help=f"of {', '.join(engines)}")
+    serving.add_argument("--dtype", choices=_OF_DTYPES, default="bf16", help="of the linear layers' operands; fp8 as vLLM quantises bf16 weights (bf16)")
     serving.add_argument("--layers", type=_positive, default=8, help="layers of the model (8)")
     serving.add_argument("--tp", type=_positive, help="ranks of an engine (all GPUs)")
     serving.add_argument("--samples", type=_positive, default=7, help="calls that are counted (7)")
@@ -162,7 +163,7 @@ def _vllm(a: argparse.Namespace) -> int:
         print(f"--tp {tp}: there are {gpus} GPUs, and an engine of several ranks takes 2 or more", file=sys.stderr)
         return 2
     os.environ.update(_variables("nvlink"))
-    return run(Options(a.models, ["vllm"], None, a.modes, a.layers, "nvlink", a.samples, a.json, a.time_limit), tp)
+    return run(Options(a.models, ["vllm"], None, a.modes, a.layers, "nvlink", a.samples, a.json, a.time_limit, "row" if a.dtype == "fp8" else None), tp)
 
 
 def main() -> int:

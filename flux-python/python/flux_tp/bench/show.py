@@ -175,7 +175,7 @@ def _models(record: dict[str, Any]) -> Iterable[str]:
 
 def _vllm(record: dict[str, Any]) -> Iterable[str]:
     """One table of all cases: times of an answer, and of a decoded token."""
-    yield f"vllm {record['vllm']}, {record['layers']} layers\n"
+    yield f"vllm {record['vllm']}, {record['layers']} layers{', fp8' if record.get('scales') else ''}\n"
     modes = [mode for mode in ENGINES if any(mode in row["ms"] for row in record["rows"])]
     head = ["case", "batch", "input", "output", *(f"{mode}, ms" for mode in modes), *(f"{mode}, ms a token" for mode in modes), "speed-up"]
 

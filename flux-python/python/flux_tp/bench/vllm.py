@@ -42,7 +42,7 @@ def run(options: Options, tp: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         _write_config(Path(folder), MODELS[model], options.layers)
         for mode in options.modes:
-            why = _engine(mode, (tp, folder, options.samples), options.time_limit)
+            why = _engine(mode, (tp, folder, options.samples, options.scales or "none"), options.time_limit)
             if why is None:
                 found[mode] = json.loads((Path(folder) / f"{mode}.json").read_text(encoding="utf-8"))
             else:
@@ -52,7 +52,7 @@ def run(options: Options, tp: int) -> int:
     import torch
 
     ranks: Any = SimpleNamespace(device=torch.device("cuda"), world=tp, comm=SimpleNamespace(transport="nvlink"))
-    own = {"vllm": version("vllm"), "layers": options.layers, "compared": _compared(found)}
+    own = {"vllm": version("vllm"), "layers": options.layers, "scales": options.scales, "compared": _compared(found)}
     record = Record(ranks, "vllm", options, own)
     for row in rows_of(found, model, tp):
         record.add(row)
@@ -138,15 +138,19 @@ def random_weights(model: Any) -> int:
 
     Returns how many layers flux_tp computes.
     """
+    larger = 0.02 * 3**0.5 / 1e-3
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if name.endswith("weight_scale"):
+            parameter.data.mul_(larger)
+        elif parameter.dim() == 1:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
-        else:
-            parameter.data.mul_(0.02 * 3**0.5 / 1e-3)
+        # 8-bit weights have scales.
+        elif parameter.dtype.itemsize > 1:
+            parameter.data.mul_(larger)
     return sum(getattr(module, "flux_comm", None) is not None for module in model.modules())
 
 
-def _measure(mode: str, tp: int, folder: Path, samples: int) -> None:
+def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> None:
     import numpy as np
     from vllm import LLM, SamplingParams
 
@@ -156,6 +160,9 @@ def _measure(mode: str, tp: int, folder: Path, samples: int) -> None:
     options: dict[str, Any] = {}
     if mode == "async_tp":
         options["compilation_config"] = {"pass_config": {"enable_sp": True, "fuse_gemm_comms": True}}
+    if scales != "none":
+        # Scales of rows of the input, and one of the weight.
+        options["quantization"] = "fp8"
     llm = LLM(
         model=str(folder),
         tensor_parallel_size=tp,
@@ -205,4 +212,4 @@ def _measure(mode: str, tp: int, folder: Path, samples: int) -> None:
 
 
 if __name__ == "__main__":
-    _measure(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    _measure(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -208,10 +208,10 @@ def _connect(group: Any, config: Any) -> Communicator | None:
 
 def _computes(scales: str) -> bool:
     """Whether this GPU and the settings let the op take operands with such scales."""
-    from vllm import envs
-
     if scales == "none":
         return True
+    from vllm import envs
+
     # Batch-invariant vLLM multiplies 16-bit inputs with 8-bit weights that have other scales than those of blocks.
     return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
 
