@@ -80,6 +80,7 @@ class RowParallel:
         super().__init__(*args, **options)
         if not fusable(self):
             return
+        from vllm import envs
         from vllm.config import get_current_vllm_config
 
         config = get_current_vllm_config()
@@ -87,7 +88,7 @@ class RowParallel:
         # A layer may be split over fewer ranks than its group has.
         if comm is None or comm.world_size != self.tp_size or not _computes(scales_of(self)):
             return
-        self._fuse(comm, captured(config), normed(config))
+        self._fuse(comm, captured(config), normed(config, envs.VLLM_BATCH_INVARIANT))
 
     def _fuse(self, comm: Communicator, rows: list[int], eps: float | None) -> None:
         """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
@@ -148,11 +149,14 @@ def captured(config: Any) -> list[int]:
     return sorted(size for size in sizes if size <= config.scheduler_config.max_num_batched_tokens)
 
 
-def normed(config: Any) -> float | None:
-    """The epsilon of norms that vLLM's compiler may leave to the op. Has it compile the rows of CUDA graphs for themselves."""
+def normed(config: Any, invariant: bool) -> float | None:
+    """The epsilon of norms that vLLM's compiler may leave to the op. Has it compile the rows of CUDA graphs for themselves.
+
+    ``invariant``: whether a row has the same bits in graphs of all sizes.
+    """
     compilation, rows = config.compilation_config, captured(config)
     eps = getattr(config.model_config.hf_text_config, "rms_norm_eps", None)
-    if compilation.mode != _COMPILED or not rows or not compilation.compile_ranges_endpoints or eps is None:
+    if invariant or compilation.mode != _COMPILED or not rows or not compilation.compile_ranges_endpoints or eps is None:
         return None
     if rows[-1] not in compilation.compile_ranges_endpoints:
         compilation.compile_ranges_endpoints.append(rows[-1])
