@@ -6,6 +6,7 @@
 
 mod abi;
 mod aot;
+mod arch;
 mod cache;
 pub mod cpu;
 pub mod cuda;

@@ -3,7 +3,7 @@
 //! Invariant: a file's name here is the name by which the sources include it.
 
 use crate::abi;
-use crate::nvrtc::Arch;
+use crate::arch::Arch;
 use std::sync::LazyLock;
 
 macro_rules! headers {

@@ -106,8 +106,9 @@ pub use op::{
     AllGatherGemm, Builder, Call, FusedLinear, GemmAllReduce, GemmReduceScatter, TypedLinear,
 };
 pub use operands::Operands;
+pub use operands::QuantizeOperands;
 pub use planning::{explain_plan_table, ranked_plans};
-pub use quantize::{QuantizeCall, QuantizeOperands, Quantizer};
+pub use quantize::{QuantizeCall, Quantizer};
 pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, NormSpec, OpSpec};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

@@ -12,7 +12,7 @@ mod tests;
 
 pub(crate) use figures::Figure;
 pub use layers::{LayerRow, LayersReport};
-pub(crate) use simulated::SimulatedReport;
+pub(crate) use simulated::{SimulatedReport, SimulatedRow};
 
 use crate::lab::{CoreReport, FIRST_CALL_SCHEMA, FirstCallReport};
 use crate::report::{

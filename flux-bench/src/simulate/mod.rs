@@ -9,7 +9,7 @@ mod row;
 pub use against::{Both, Compared, compare};
 pub use published::published;
 
-pub(crate) use row::{SimulatedRow, timeline};
+pub(crate) use row::timeline;
 pub use row::{Simulation, plans, table};
 
 use crate::harness::PlannedLayer;
@@ -124,6 +124,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         text.push('\n');
         text.push_str(&plans(&rows));
     }
-    let record = rows.iter().map(|row| SimulatedRow::new(row, &args.machine)).collect();
+    let record = rows.iter().map(|row| row.row(&args.machine)).collect();
     report::deliver(&text, json, &Record::new(&args.machine, record))
 }

@@ -5,6 +5,7 @@
 use super::LEAST_ROWS;
 use crate::harness::{FIRST, PlannedLayer};
 use crate::plan::PlanArgs;
+use crate::record::SimulatedRow;
 use crate::report::{Head, columns, dashed, ms};
 use crate::shapes::Layer;
 use crate::timeline::Call;
@@ -15,7 +16,6 @@ use flux_core::program::TileProgram;
 use flux_core::simulate::simulate;
 use flux_core::{Problem, metrics};
 use flux_kernels::{KernelTarget, Variant};
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Marks a tile without a kernel.
@@ -81,6 +81,22 @@ impl Simulation {
     pub fn speed_up(&self, machine: &Machine) -> Option<f64> {
         let known = self.head.m >= LEAST_ROWS && !machine.host_staged;
         known.then(|| self.serial.as_secs_f64() / self.op.as_secs_f64())
+    }
+
+    /// What the record has of it.
+    pub(super) fn row(&self, machine: &Machine) -> SimulatedRow {
+        let [t_op_ms, t_gemm_ms, t_serial_ms, on_links_ms] =
+            [self.op, self.gemm, self.serial, self.links].map(millis);
+        SimulatedRow {
+            head: self.head.clone(),
+            plan: self.plan.to_string(),
+            t_op_ms,
+            t_gemm_ms,
+            t_serial_ms,
+            on_links_ms,
+            speed_up: self.speed_up(machine),
+            kernel: self.kernel,
+        }
     }
 
     /// Overlap efficiency, in percent: how much of the collective the op hides.
@@ -186,40 +202,6 @@ pub fn table(rows: &[Simulation], machine: &Machine) -> String {
         ],
     );
     format!("{}{COLUMNS}\n{shown}", heading(machine, rows.iter().map(|row| row.head.m)))
-}
-
-/// A row of `simulate --json`: times in milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SimulatedRow {
-    #[serde(flatten)]
-    pub(crate) head: Head,
-    plan: String,
-    pub(crate) t_op_ms: f64,
-    pub(crate) t_gemm_ms: f64,
-    pub(crate) t_serial_ms: f64,
-    on_links_ms: f64,
-    /// Absent where it is not told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) speed_up: Option<f64>,
-    /// Whether there is a kernel of the tile.
-    kernel: bool,
-}
-
-impl SimulatedRow {
-    pub(super) fn new(row: &Simulation, machine: &Machine) -> Self {
-        let [t_op_ms, t_gemm_ms, t_serial_ms, on_links_ms] =
-            [row.op, row.gemm, row.serial, row.links].map(millis);
-        Self {
-            head: row.head.clone(),
-            plan: row.plan.to_string(),
-            t_op_ms,
-            t_gemm_ms,
-            t_serial_ms,
-            on_links_ms,
-            speed_up: row.speed_up(machine),
-            kernel: row.kernel,
-        }
-    }
 }
 
 /// The rows' plans, one to a line.

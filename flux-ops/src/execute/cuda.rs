@@ -512,6 +512,6 @@ impl<'a> Launch<'a> {
     }
 }
 
-pub(crate) fn matrix(view: &View) -> Matrix {
+pub(super) fn matrix(view: &View) -> Matrix {
     Matrix { address: view.address, row_bytes: view.row_bytes() }
 }

@@ -202,7 +202,7 @@ fn first(view: &View) -> usize {
 
 /// # Safety
 /// The view is of host memory that is readable, and not written, for `'a`.
-pub(crate) unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
+pub(super) unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
     if view.layout.span() == 0 {
         return Rows { elements: &[], stride: view.layout.row_stride };
     }
@@ -215,7 +215,7 @@ pub(crate) unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
 
 /// # Safety
 /// The view is of host memory that nothing else accesses for `'a`.
-pub(crate) unsafe fn rows_mut<'a, T>(view: &View) -> RowsMut<'a, T> {
+pub(super) unsafe fn rows_mut<'a, T>(view: &View) -> RowsMut<'a, T> {
     if view.layout.span() == 0 {
         return RowsMut { elements: &mut [], stride: view.layout.row_stride };
     }

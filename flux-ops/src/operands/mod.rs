@@ -4,10 +4,11 @@
 //! there, and `w` and `y` of each weight.
 
 mod check;
+mod quantize;
+
+pub use quantize::QuantizeOperands;
 
 use crate::error::CallError;
-use crate::quantize::QuantizeOperands;
-use crate::spec::NormSpec;
 use crate::tensor::{RawTensor, View};
 use flux_core::problem::MAX_WEIGHTS;
 use flux_kernels::{Operand, OperandList};
@@ -82,18 +83,6 @@ impl<V> Operands<V> {
     /// Each operand with its name, inputs before outputs.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &V)> {
         self.list.iter().map(|(operand, weight, value)| (operand.name(weight), value))
-    }
-}
-
-impl Operands<View> {
-    /// Of a call that was checked, whose op quantises its normalised rows: what does it.
-    pub(crate) fn of_norm(&self, norm: NormSpec) -> QuantizeOperands<View> {
-        let [x, gain, out] =
-            [Operand::Y, Operand::Gain, Operand::YNorm].map(|operand| *self.expect(operand, 0));
-        let [scale, out_scale] =
-            [Operand::NormScale, Operand::YNormScale].map(|operand| self.get(operand, 0).copied());
-        let (norm, scales) = (Some((gain, norm.eps)), norm.scales);
-        QuantizeOperands { x, norm, scales, scale, out, out_scale }
     }
 }
 
