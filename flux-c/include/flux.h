@@ -103,8 +103,8 @@ enum flux_dtype
     FLUX_BF16 = 1,
     // IEEE half precision.
     FLUX_FP16 = 2,
-    // 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a GPU
-    // of compute capability 8.9 or later.
+    // 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a
+    // GPU of compute capability 8.9 or later.
     FLUX_E4M3 = 3,
     // IEEE single precision: of scales alone.
     FLUX_FP32 = 4,
@@ -114,6 +114,31 @@ enum flux_dtype
 typedef enum flux_dtype flux_dtype;
 #else
 typedef int32_t flux_dtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The fp32 factors of operands of FLUX_E4M3: an element is its code times its scale. Extents are
+// those of a rank's `x` and `w[n, k]`.
+enum flux_scales
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // None.
+    FLUX_SCALES_NONE = 0,
+    // scale_x[1, 1], the same on all ranks that gather `x`, and scale_w[1, 1].
+    FLUX_SCALES_TENSOR = 1,
+    // One of each row: scale_x[rows, 1], scale_w[1, n].
+    FLUX_SCALES_ROW = 2,
+    // One of each 1 x 128 of `x` and 128 x 128 of `w`: scale_x[rows, k/128],
+    // scale_w[n/128, k/128].
+    FLUX_SCALES_BLOCK = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_scales flux_scales;
+#else
+typedef int32_t flux_scales;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -261,8 +286,8 @@ typedef struct flux_op_options {
     int32_t scales;
     // A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     int32_t output;
-    // A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to be
-    // `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
+    // A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to
+    // be `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
     // compute capability 8.9 or later. Else 0, for a `y_norm` of the type of `y`.
     int32_t norm_scales;
 } flux_op_options;
@@ -313,8 +338,8 @@ typedef struct flux_operands {
     // many columns more as they have bytes, in whole 16.
     const struct flux_tensor *y_norm;
     // With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
-    // or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there are
-    // no rows.
+    // or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there
+    // are no rows.
     const struct flux_tensor *y_norm_scale;
     // Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     const struct flux_tensor *x_full;

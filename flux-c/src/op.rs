@@ -45,8 +45,8 @@ pub enum flux_dtype {
     FLUX_BF16 = 1,
     /// IEEE half precision.
     FLUX_FP16 = 2,
-    /// 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a GPU
-    /// of compute capability 8.9 or later.
+    /// 8 bits, E4M3, 448 at most: of `x` and `w`, which have scales, and of normalised rows. On a
+    /// GPU of compute capability 8.9 or later.
     FLUX_E4M3 = 3,
     /// IEEE single precision: of scales alone.
     FLUX_FP32 = 4,
@@ -187,8 +187,8 @@ pub struct flux_op_options {
     pub scales: i32,
     /// A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     pub output: i32,
-    /// A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to be
-    /// `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
+    /// A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to
+    /// be `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
     /// compute capability 8.9 or later. Else 0, for a `y_norm` of the type of `y`.
     pub norm_scales: i32,
 }

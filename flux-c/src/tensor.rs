@@ -55,8 +55,8 @@ pub struct flux_operands {
     /// many columns more as they have bytes, in whole 16.
     pub y_norm: *const flux_tensor,
     /// With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
-    /// or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there are
-    /// no rows.
+    /// or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there
+    /// are no rows.
     pub y_norm_scale: *const flux_tensor,
     /// Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     pub x_full: *const flux_tensor,

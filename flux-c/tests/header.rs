@@ -1,5 +1,6 @@
 //! `include/flux.h` is what cbindgen makes of this crate. `FLUX_WRITE_HEADER=1` writes it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -34,4 +35,18 @@ fn the_header_is_that_of_the_crate() {
         "{:?}: run `FLUX_WRITE_HEADER=1 cargo test -p flux-tp-c --test header`",
         differs()
     );
+    // Constants that comments speak of are there: no include guard, nor variable of a process.
+    let is_of_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let words: BTreeSet<_> =
+        made.split(|c| !is_of_name(c)).filter(|word| word.starts_with("FLUX_")).collect();
+    let words = words.into_iter().filter(|word| !["FLUX_H", "FLUX_TRANSPORT"].contains(word));
+    let is_defined = |word: &str| {
+        made.lines().map(str::trim_start).any(|line| {
+            let line = line.strip_prefix("#define ").unwrap_or(line);
+            line.strip_prefix(word).is_some_and(|rest| rest.starts_with([' ', ',']))
+        })
+    };
+    for word in words {
+        assert!(is_defined(word), "{word} is in no enum: see [export] of cbindgen.toml");
+    }
 }

@@ -17,7 +17,8 @@ pub enum DType {
     /// IEEE 754 binary16: 5 exponent bits, 11 significant bits.
     F16,
     /// E4M3 of the OCP 8-bit floating point specification: 4 exponent bits, 4 significant bits, no
-    /// infinities, 448 at most. Of operands, which have [`Scales`], and of normalised rows for them.
+    /// infinities, 448 at most. Of operands, which have [`Scales`], and of normalised rows for
+    /// them.
     E4m3,
 }
 

@@ -48,8 +48,8 @@ pub enum NoKernel {
 flux_core::debug_is_text!(NoKernel);
 
 impl KernelTarget {
-    /// Of a device with this compute capability, in this process: `FLUX_ARCH=sm_80` or `sm_89` takes
-    /// the portable kernel on Hopper.
+    /// Of a device with this compute capability, in this process: `FLUX_ARCH=sm_80` or `sm_89`
+    /// takes the portable kernel on Hopper.
     ///
     /// # Errors
     /// [`NoKernel`] says what the device lacks, or what is wrong with the variable.

@@ -111,6 +111,17 @@ pub enum BuildError {
         /// The device's kernel.
         generation: Generation,
     },
+    /// The device's kernels write no rows of 8 bits.
+    #[error(
+        "rows of 8 bits on {device}, whose kernel is {generation}: they need compute capability \
+         8.9 or later, and its kernel; use rows of 16 bits, and a norm of 16 bits"
+    )]
+    NoQuantizedRows {
+        /// The device's name and compute capability.
+        device: String,
+        /// The device's kernel.
+        generation: Generation,
+    },
     /// The norm's addend is no number that a mean of squares can have.
     #[error("rms_norm({value}): eps must be a finite number, 0 or above")]
     Epsilon {

@@ -8,7 +8,7 @@ use crate::execute::{kernels, location};
 use crate::operands::QuantizeOperands;
 use crate::spec::Epsilon;
 use crate::tensor::{Location, RawTensor, TensorMut, TensorRef, View};
-use flux_core::{DType, Scales};
+use flux_core::Scales;
 use flux_cuda::CudaDevice;
 use flux_kernels::cuda::Quantize;
 use flux_kernels::{Element, F8E4M3, with_element};
@@ -101,7 +101,7 @@ impl Quantizer {
     /// Loads the kernel of the communicator's device. Not collective.
     ///
     /// # Errors
-    /// [`BuildError::NoNumerics`] on a device without 8-bit operands, or what kept the kernel from
+    /// [`BuildError::NoQuantizedRows`] on a device without 8-bit operands, or what kept the kernel from
     /// being loaded.
     pub fn new(comm: &Communicator) -> Result<Self, BuildError> {
         let location = location(comm);
@@ -109,7 +109,7 @@ impl Quantizer {
         let device = CudaDevice::open(ordinal)?;
         let kernel = {
             let _current = device.enter()?;
-            kernels::quantize(device.info(), Scales::Row, DType::Bf16)?
+            kernels::quantize(device.info())?
         };
         Ok(Self { location, kernel: Some((device, kernel)) })
     }

@@ -196,7 +196,7 @@ def inference_in_8_bits(comm):
             plain = models[0](input_ids=ids).logits.float()
             with mock.patch.object(_modules, "quantize_rows", wraps=_modules.quantize_rows) as quantised:
                 found = models[1](input_ids=ids).logits.float()
-            # Inputs of row-parallel layers, and of the first ones; ops before quantise those of the others.
+            # Inputs of row-parallel layers and of the first; ops before quantise the others.
             assert quantised.call_count == 2 * len(models[1].model.layers) + 1, quantised.call_count
             assert 0 < (found - plain).norm() < 0.2 * plain.norm(), (form, (found - plain).norm() / plain.norm())
         layer, other = (of.model.layers[0].mlp.down_proj for of in models)

@@ -181,13 +181,15 @@ def test_engines_of_vllm_become_a_record(tmp_path):
 
     found = {"default": engine(2.0, 0), "flux": engine(1.0, 1)}
     rows = rows_of(found, "llama3-70b", 4)
-    assert [row["batch"] for row in rows] == [4, 1, 16, 64, 256]
+    assert [row["batch"] for row in rows] == [4, 1, 16, 64, 256] and "dtype" not in rows[0]
     assert rows[0]["ms"] == {"default": 40.0, "flux": 20.0} and rows[0]["spread"]["flux"] == [10.0, 40.0]
     assert "step_ms" not in rows[0] and rows[1]["step_ms"] == {"default": 1.0, "flux": 0.5}
     assert _compared(found) == {"flux": {"equal_first_tokens": 1.0, "equal_tokens": 0.75}}
     head = {"kind": "vllm", "vllm": "0.20.0", "layers": 8, "scales": "row", "compared": _compared(found), "device": "GPU", "gpus": 4, "transport": "nvlink"}
     head |= {"nccl_p2p": True, "torch": "2", "nccl": "2", "driver": "1", "commit": "c", "date": "2026-01-01T00:00:00Z"}
     path = tmp_path / "vllm.json"
+    rows = rows_of(found, "llama3-70b", 4, "row")
+    assert all(row["dtype"] == "e4m3.row:bf16" for row in rows)
     path.write_text(json.dumps(head | {"rows": rows}))
     shown = bench("show", str(path))
     assert "vllm 0.20.0, 8 layers, fp8\n" in shown

@@ -67,7 +67,7 @@ enum Task {
         /// `compute_80` and `compute_89` for PTX; `all` for all of them
         #[arg(long, value_name = "ARCH", default_values = ["sm_90a"])]
         arch: Vec<String>,
-        /// Only the fewest kernels in which each op has every tile and element type
+        /// Only few kernels, which show whether the sources compile
         #[arg(long)]
         cover: bool,
         /// Only those with this text in their names; with several, all of them

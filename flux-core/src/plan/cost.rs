@@ -75,8 +75,9 @@ impl<'a> PlanCost<'a> {
             * f64::from(plan.tile.m)
             * f64::from(plan.tile.n)
             * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
-        // Tensor cores idle while sums leave them, and shared memory is not faster then. Timed plans
-        // of 16-bit products show no such time: with it, the model is further behind the fastest.
+        // Tensor cores idle while sums leave them, and shared memory is not faster then. Timed
+        // plans of 16-bit products show no such time: with it, the model is further behind the
+        // fastest.
         let percent = if machine.generation == Generation::Hopper && problem.numerics().promotes() {
             plan.tile.wgmma_step_percent(operand)
         } else {

@@ -15,7 +15,8 @@ pub enum Generation {
     Hopper,
     /// Compute capability 8.0 and up: mma.sync and cp.async.
     Portable,
-    /// Compute capability 8.9 and up: the same kernel, whose mma.sync also multiplies 8-bit operands.
+    /// Compute capability 8.9 and up: the same kernel, whose mma.sync also multiplies 8-bit
+    /// operands.
     Ada,
 }
 

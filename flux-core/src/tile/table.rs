@@ -275,8 +275,8 @@ impl TileShape {
         (along_m, PORTABLE_WARPS / along_m)
     }
 
-    /// Whether the portable kernel has registers for it with such numbers, and the tile's columns one
-    /// scale of a block.
+    /// Whether the portable kernel has registers for it with such numbers, and the tile's columns
+    /// one scale of a block.
     pub(super) const fn has_portable_registers_for(self, numerics: Numerics) -> bool {
         let sums = self.portable_sums();
         match numerics.scales {

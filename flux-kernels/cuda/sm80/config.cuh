@@ -37,8 +37,8 @@ struct Shared {
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Items that the CTA has multiplied, where the last one adds split-K partials.
     __device__ __forceinline__ u32 multiplied() const { return arrived() + 8; }
-    // The call's epoch, for the consumers. A producer stores it anew when it has acquired the signals
-    // of rows that carry scales.
+    // The call's epoch, for the consumers. A producer stores it anew when it has acquired the
+    // signals of rows that carry scales.
     __device__ __forceinline__ u32 epoch() const { return arrived() + 16; }
     // Acquires what the producer has.
     __device__ __forceinline__ void acquire_rows() const { ptx::load_acquire_cta_shared(epoch()); }

@@ -115,15 +115,15 @@ private:
         }
     }
 
-    // Adds the products of a stage to the sums of pairs of n8 blocks from number `first` on. Fragments
-    // of B are loaded a pair ahead of their products. Those of A follow the last products that use the
-    // ones before: a second set would not fit beside the accumulators, and the multiprocessor's other
-    // consumers fill the gap.
+    // Adds the products of a stage to the sums of pairs of n8 blocks from number `first` on.
+    // Fragments of B are loaded a pair ahead of their products. Those of A follow the last products
+    // that use the ones before: a second set would not fit beside the accumulators, and the
+    // multiprocessor's other consumers fill the gap.
     template <u32 N>
     __device__ __forceinline__ void multiply_stage(u32 lane_a, u32 lane_b, u32 first, float (&sums)[C::kBlocks][N]) const {
         const u32 base = smem.a(ring.stage);
-        // With steps of 8-bit operands side by side the compiler spills, most where it makes conversions
-        // and fp16 products of theirs (compute capability 9.0 and 10.0).
+        // With steps of 8-bit operands side by side the compiler spills, most where it makes
+        // conversions and fp16 products of theirs (compute capability 9.0 and 10.0).
         constexpr bool kScaled = C::kScalesSums || C::kScalesBlocks;
         constexpr u32 kUnrolled = kScaled ? 1 : C::kProducts;
 #pragma unroll(kUnrolled)

@@ -50,9 +50,9 @@ struct PlainSteps {
     }
 };
 
-// Adds them with the scales of the step: those of the warp's rows of x, of which a lane has row
-// `lane + 32 q` in register q, and that of the tile's columns, which are of one block of w, or with
-// gates of a block of gates and one of ups. They come while the step is multiplied.
+// Adds them with the scales of the step, which come while it is multiplied. Of the warp's rows of x
+// a lane has row `lane + 32 q` in register q. The tile's columns are of one block of w, or with
+// gates of a block of gates and one of ups.
 //
 // Rows that do not exist repeat the last one, as in a stage. Of an item without rows w's scales
 // serve.
@@ -63,7 +63,7 @@ struct ScaledSteps {
 
     const Shared<C>& smem;
     u64 at_x;      // of the step and this lane's first row
-    u32 next = 0;  // bytes to its second row
+    u64 next = 0;  // bytes to its second row
     u64 at_w;      // of the step and the tile's columns
     u64 up = 0;    // bytes from gates to ups
     float x[kRows], w[kColumns];
@@ -77,7 +77,7 @@ struct ScaledSteps {
         const RowScales<C> rows(p, smem, static_cast<u32>(ptx::load_acquire_cta_shared(smem.epoch())), item(), 0);
         const u32 last = rows.rows - 1, first = Part<C>{}.row() + threadIdx.x % 32;
         at_x = rows.rows == 0 ? at_w : rows.at + least(first, last) * rows.row_bytes + item().k_first * 4;
-        if (kRows == 2 && rows.rows != 0) next = (least(first + 32, last) - least(first, last)) * static_cast<u32>(rows.row_bytes);
+        if (kRows == 2 && rows.rows != 0) next = (least(first + 32, last) - least(first, last)) * rows.row_bytes;
     }
 
     // The step's rows are there.

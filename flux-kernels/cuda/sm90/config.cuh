@@ -54,7 +54,8 @@ struct Shared {
     __device__ __forceinline__ u32 copied() const { return full(2 * C::kStages + 2 * C::kConsumers + 6); }
     // How far rows of A, or partial tiles, have arrived (`progress`), by the signal poller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
-    // Acquires the signals of gathered rows, which the poller has acquired before it stored the word.
+    // Acquires the signals of gathered rows, which the poller has acquired before it stored the
+    // word.
     __device__ __forceinline__ void acquire_rows() const { ptx::load_acquire_cta_shared(arrived()); }
     // Whether a consumer has dropped rows that it was to scatter. It shares `arrived`'s word:
     // programs that scatter await no partial tiles.

@@ -126,29 +126,30 @@ impl Variant {
             .collect()
     }
 
-    /// The fewest variants that show whether the sources compile and have registers: every tile of a
-    /// target in each of its forms, of operands of 16 bits and of each form of 8 bits. Each op has
-    /// every element type, with and without gates. Sums take registers for loading ahead, or else for
-    /// weights of `[k, n]`. Each op has the large tiles, which have few registers, and sends
-    /// [`Partials::F32`] of them. Of Hopper's other tiles, every second is of an op that gathers, and
-    /// every second of one that sums.
+    /// Few variants that show whether the sources compile and have registers. There is every tile of
+    /// a target with operands of 16 bits and of each form of 8 bits. Each op has every element type,
+    /// with and without gates. Sums take registers for loading ahead, or else for weights of
+    /// `[k, n]`. Each op has the large tiles, which have few registers. Of the other tiles, every
+    /// second is of an op that gathers, and every second of one that sums, unless they are few.
+    /// [`Partials::F32`] are sent of large tiles, on Hopper of every second.
     ///
     /// Fast accumulation has the main loop of 16-bit operands and the epilogue of scales of rows, so
     /// its large tiles alone are there, in the same turns, with [`Partials::F32`] where there are
     /// partials.
     ///
-    /// The portable kernel has small tiles for compute capability 8.0 alone, those of 8-bit operands
-    /// for 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX for
-    /// `compute_80` is what NVRTC compiles for `sm_80` first, and has no registers: one tile of each
-    /// op shows that it is written. So it is with `compute_89`.
+    /// The portable kernel has small tiles for compute capability 8.0 alone, those of 8-bit
+    /// operands for 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX
+    /// for `compute_80` is what NVRTC compiles for `sm_80` first, and has no registers: one tile of
+    /// each op shows that it is written. So it is with `compute_89`.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op: OpKind| {
             FORMS.into_iter().flat_map(move |form| {
                 let numerics = form.numerics(DType::Bf16);
                 let tiles = target.generation.tiles(numerics).enumerate();
                 let plain = tiles.flat_map(move |(place, tile)| {
-                    let has_turn = target.generation != Generation::Hopper
-                        || place % 2 == usize::from(op.reduces());
+                    let has_few =
+                        target.generation != Generation::Hopper && numerics.operand == DType::E4m3;
+                    let has_turn = has_few || place % 2 == usize::from(op.reduces());
                     Self::with_tile(op, numerics, tile, target).filter(move |variant| {
                         has_turn || variant.is_large() && !numerics.fast_accumulation
                     })
@@ -160,7 +161,13 @@ impl Variant {
         };
         let large = of_op(OpKind::GemmReduceScatter)
             .filter(Self::is_large)
-            .map(|variant| variant.with_partials(Partials::F32));
+            .enumerate()
+            // Every second pair: two neighbours have other element types.
+            .filter(|(place, variant)| {
+                let has_many = target.generation == Generation::Hopper;
+                !has_many || variant.numerics.fast_accumulation || place % 4 < 2
+            })
+            .map(|(_, variant)| variant.with_partials(Partials::F32));
         let sums = of_op(OpKind::GemmReduceScatter)
             .filter(|variant| !variant.numerics.fast_accumulation)
             .map(|variant| {
@@ -413,11 +420,13 @@ mod tests {
                 let of_tile = cover.iter().any(|v| {
                     let Numerics { scales: of, fast_accumulation: fast, .. } = v.numerics;
                     (v.tile, of, fast) == (wanted.tile, scales, fast_accumulation)
+                        && (fast || v.form == wanted.form)
                 });
                 assert!(of_tile || fast_accumulation && !wanted.is_large(), "{wanted}");
-                let is_large = wanted.is_large() && !fast_accumulation;
-                assert!(forms == 1 || !is_large, "{wanted} {}", arch.name());
+                // The ops have turns with the others.
                 let is_f32 = partials == Partials::F32;
+                let is_of_all = wanted.is_large() && !fast_accumulation && !is_f32;
+                assert!(forms == 1 || !is_of_all, "{wanted} {}", arch.name());
                 assert!(forms == 0 || wanted.is_large() || !is_f32, "{wanted} {}", arch.name());
                 let alike = |v: &Variant| {
                     (v.numerics.output, v.gated) == (wanted.numerics.output, wanted.gated)

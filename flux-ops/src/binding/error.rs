@@ -155,6 +155,7 @@ impl From<BuildError> for Error {
             BuildError::Schedule(_)
             | BuildError::NoPlan { .. }
             | BuildError::NoNumerics { .. }
+            | BuildError::NoQuantizedRows { .. }
             | BuildError::NoInvariantPlan { .. }
             | BuildError::NotLoaded { .. }
             | BuildError::Workspace { .. }

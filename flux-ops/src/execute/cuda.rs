@@ -14,12 +14,13 @@ use crate::operands::Operands;
 use crate::spec::{NormSpec, OpSpec};
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
-use flux_core::{DType, Scales};
+use flux_core::Scales;
 use flux_cuda::{CudaDevice, DeviceInfo, is_capturing};
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs,
     LaunchStart, Matrix, Quantize, ResultRows, RmsNorm, RmsNormArgs, TraceBuffer, launch,
 };
+use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, GateLayout, KernelTarget, Operand, OperandList, Variant};
 use flux_transport::{
     Call, CollectiveKind, Communicator, Job, Label, StagedTransfer, Started, Stream,
@@ -55,12 +56,10 @@ enum NormKernel {
 }
 
 impl NormKernel {
-    fn load(norm: NormSpec, output: DType, info: &DeviceInfo) -> Result<Self, BuildError> {
+    fn load(norm: NormSpec, info: &DeviceInfo, arch: Arch) -> Result<Self, BuildError> {
         Ok(match norm.scales {
-            Scales::None => {
-                Self::Rounding(kernels::rms_norm(KernelTarget::of(info.compute)?.arch)?)
-            }
-            scales => Self::Quantizing(kernels::quantize(info, scales, output)?),
+            Scales::None => Self::Rounding(kernels::rms_norm(arch)?),
+            _ => Self::Quantizing(kernels::quantize(info)?),
         })
     }
 }
@@ -118,15 +117,16 @@ impl CudaExecutor {
             }
         }
         let (of_programs, variants): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
-        let loaded = kernels::variants(&variants, target.arch, comm)?;
-        let kernels: Vec<_> = of_programs.into_iter().zip(loaded).collect();
+        // First: what the device does not have is known without a compilation.
         let norm = epilogue
             .rms_norm
             .map(|norm| {
-                let kernel = NormKernel::load(norm, spec.numerics.output, device.info())?;
+                let kernel = NormKernel::load(norm, device.info(), target.arch)?;
                 Ok::<_, BuildError>((kernel, norm))
             })
             .transpose()?;
+        let loaded = kernels::variants(&variants, target.arch, comm)?;
+        let kernels: Vec<_> = of_programs.into_iter().zip(loaded).collect();
         let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op().gathers());
         let gathered = gathers.then(|| kernels::gathered_rows(target.arch)).transpose()?;
         programs.open(

@@ -5,8 +5,6 @@
 
 use super::plan::share_of_cores;
 use crate::error::BuildError;
-use crate::planning::no_numerics;
-use flux_core::{DType, Numerics, Scales};
 use flux_cuda::DeviceInfo;
 use flux_kernels::cuda::{
     GatheredRows, Kernel, Quantize, RmsNorm, is_loaded, loaded, loaded_gathered_rows,
@@ -54,15 +52,12 @@ pub(super) fn gathered_rows(arch: Arch) -> Result<Arc<GatheredRows>, BuildError>
     loaded_gathered_rows(|| Ok(cubin(&Source::gathered_rows(), arch)?.image))
 }
 
-/// The quantising kernel of a device, for rows with such scales that results of this type become.
-pub(crate) fn quantize(
-    info: &DeviceInfo,
-    scales: Scales,
-    output: DType,
-) -> Result<Arc<Quantize>, BuildError> {
+/// The quantising kernel of a device.
+pub(crate) fn quantize(info: &DeviceInfo) -> Result<Arc<Quantize>, BuildError> {
     let target = KernelTarget::of(info.compute)?;
     if !target.quantizes() {
-        return Err(no_numerics(Numerics::e4m3(scales, output), info, target.generation));
+        let device = format!("{} of compute capability {}", info.name, info.compute);
+        return Err(BuildError::NoQuantizedRows { device, generation: target.generation });
     }
     loaded_quantize(|| Ok(cubin(&Source::quantize(), target.arch)?.image))
 }

@@ -344,8 +344,8 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     }
 
     /// As [`rms_norm`](Self::rms_norm), with normalised rows as 8-bit operands of the next op: what
-    /// a [`Quantizer`](crate::Quantizer) with a norm makes of the rounded `y`, in one launch. `n` is
-    /// a multiple of 16, with [`Scales::Block`] of 128. On CUDA it needs compute capability 8.9.
+    /// a [`Quantizer`](crate::Quantizer) with a norm makes of the rounded `y`, in one launch. `n`
+    /// is a multiple of 16, with [`Scales::Block`] of 128. On CUDA it needs compute capability 8.9.
     ///
     /// ```
     /// use flux_ops::{F8E4M3, GemmAllReduce, Scales, TensorMut, TensorRef};
@@ -357,9 +357,10 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// let builder = GemmAllReduce::<bf16>::builder(m, n, k);
     /// let op = builder.quantized_rms_norm(1e-5, Scales::Row).build(&comm)?;
     ///
-    /// let (x, w, gain) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::ONE; n]);
+    /// let [x, w, gain] = [m * k, n * k, n].map(|count| vec![bf16::ONE; count]);
     /// // Codes, and behind those of each row its scale in 16 bytes.
-    /// let (mut y, mut codes) = (vec![bf16::NAN; m * n], vec![F8E4M3::from_f32(0.0); m * (n + 16)]);
+    /// let mut codes = vec![F8E4M3::from_f32(0.0); m * (n + 16)];
+    /// let mut y = vec![bf16::NAN; m * n];
     /// op.call(&TensorRef::host(&x, (m, k))?)
     ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n))?)
     ///     .norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut codes, (m, n + 16))?)
@@ -371,8 +372,8 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// ```
     ///
     /// # Errors
-    /// Of the build: [`BuildError::QuantizedNorm`] for another `n`, [`BuildError::NoNumerics`] on
-    /// another device.
+    /// Of the build: [`BuildError::QuantizedNorm`] for another `n`,
+    /// [`BuildError::NoQuantizedRows`] on another device.
     pub fn quantized_rms_norm(mut self, eps: f32, scales: Scales) -> Self {
         self.spec.epilogue.rms_norm = Some(NormSpec { eps: eps.into(), scales });
         self

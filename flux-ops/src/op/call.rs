@@ -140,9 +140,8 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
         self.with(Operand::Gain, gain.view()).with(Operand::YNorm, y_norm.view())
     }
 
-    /// Of an op built with
-    /// [`quantized_rms_norm(eps, Scales::Tensor)`](crate::Builder::quantized_rms_norm): the scale of
-    /// all normalised rows, `(1, 1)`, which is read when the stream comes to it.
+    /// The scale of all normalised rows, `(1, 1)`, which is read when the stream comes to it. Of an
+    /// op with [`quantized_rms_norm`](crate::Builder::quantized_rms_norm) and one scale of all.
     pub fn norm_scale(self, scale: &'a TensorRef<'_, f32>) -> Self {
         self.with(Operand::NormScale, scale.view())
     }

@@ -122,11 +122,7 @@ pub(crate) fn own_choice(
 }
 
 /// The kernel of a device does not multiply such operands.
-pub(crate) fn no_numerics(
-    numerics: Numerics,
-    info: &DeviceInfo,
-    generation: Generation,
-) -> BuildError {
+fn no_numerics(numerics: Numerics, info: &DeviceInfo, generation: Generation) -> BuildError {
     let device = format!("{} of compute capability {}", info.name, info.compute);
     BuildError::NoNumerics { numerics, device, generation }
 }

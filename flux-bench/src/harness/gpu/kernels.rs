@@ -5,8 +5,8 @@ use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{KernelTarget, Source, Variant};
 
 /// The compute capabilities that kernels run on, in words.
-pub(crate) const CAPABILITIES: &str = "8.0 and later; for 8-bit operands 9.0, or 8.9 and later with \
-                                       a driver and NVRTC of CUDA 12.4";
+pub(crate) const CAPABILITIES: &str = "8.0 and later; for 8-bit operands 9.0, or 8.9 and later \
+                                       with a driver and NVRTC of CUDA 12.4";
 
 /// The kernels of a device, or why there are none for it.
 pub(crate) fn target(ordinal: u32, compute: ComputeCapability) -> anyhow::Result<KernelTarget> {

@@ -154,7 +154,7 @@ def _split(ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: 
 def _compile(model: nn.Module, mode: _Mode) -> None:
     """Has each layer compiled in its next call, where the mode is."""
     if mode.compiled:
-        # By an option: under a setting of all, torch takes a layer compiled with another setting for this one.
+        # By an option: under a setting of all, torch takes one compiled otherwise for this one.
         for layer in model.model.layers:
             layer.compile(options={"_micro_pipeline_tp": mode.overlapped})
 

@@ -54,18 +54,19 @@ def run(options: Options, tp: int) -> int:
     ranks: Any = SimpleNamespace(device=torch.device("cuda"), world=tp, comm=SimpleNamespace(transport="nvlink"))
     own = {"vllm": version("vllm"), "layers": options.layers, "scales": options.scales, "compared": _compared(found)}
     record = Record(ranks, "vllm", options, own)
-    for row in rows_of(found, model, tp):
+    for row in rows_of(found, model, tp, options.scales):
         record.add(row)
         print(line(row), flush=True)
     return 0
 
 
-def rows_of(found: dict[str, dict[str, Any]], model: str, tp: int) -> list[dict[str, Any]]:
+def rows_of(found: dict[str, dict[str, Any]], model: str, tp: int, scales: str | None = None) -> list[dict[str, Any]]:
     """A row for each case, of what each mode's engine has found."""
     rows = []
     for at, (name, batch, given, count) in enumerate(CASES):
         cases = {mode: engine["cases"][at] for mode, engine in found.items()}
         row = {"model": model, "phase": "vllm", "case": name, "batch": batch, "input": given, "output": count, "tp": tp}
+        row |= {"dtype": f"e4m3.{scales}:bf16"} if scales else {}
         row["ms"] = {mode: statistics.median(case["ms"]) for mode, case in cases.items()}
         row["spread"] = {mode: [min(case["ms"]), max(case["ms"])] for mode, case in cases.items()}
         if count > 1:

@@ -17,7 +17,7 @@ from .._arguments import BLOCK
 
 __all__ = ["MULTIPLES", "held", "scales_of", "widen"]
 
-# Linear methods, and the scheme of compressed tensors, that leave 8-bit weights to one of vLLM's `fp8_linear` kernels.
+# Linear methods, and a scheme of compressed tensors, that leave 8-bit weights to `fp8_linear`.
 _METHODS = {
     "CompressedTensorsW8A8Fp8",
     "Fp8LinearMethod",
@@ -26,7 +26,7 @@ _METHODS = {
     "Fp8PerTensorOnlineLinearMethod",
     "ModelOptFp8LinearMethod",
 }
-# By whether the scale of the input is static, and by the extents of groups of the input and of the weight; -1 is all.
+# By whether the input's scale is static, and the extents of groups of input and weight; -1 is all.
 _FORMS = {
     (True, (-1, -1), (-1, -1)): "tensor",
     (False, (1, -1), (-1, -1)): "row",
@@ -71,7 +71,7 @@ def widen(layer: Any) -> None:
 
 def held(layer: Any, form: str) -> tuple[Tensor, Tensor] | None:
     """The weight ``[n, k_r]`` and its scales, views of what the layer holds; ``None`` where a kernel of vLLM has repacked them."""
-    # vLLM's kernels take weights with other scales than those of blocks as `[k_r, n]`: a view of rows as they were loaded.
+    # With scales other than those of blocks, vLLM holds `[k_r, n]`: a view of rows as they were loaded.
     weight = layer.weight if form == "block" else layer.weight.t()
     scale = getattr(layer, "weight_scale_inv", None)
     scale = layer.weight_scale if scale is None else scale

@@ -128,7 +128,7 @@ def _fuse(match: pm.Match, input: fx.Node, residual: fx.Node, weight: fx.Node, e
         y = graph.call_function(operator.getitem, (items[0], 0))
     value = input.meta["val"]
     fused.meta["val"], items[0].meta["val"] = (None, [value], value), [value]
-    y.meta["val"] = items[1].meta["val"] = value
+    y.meta["val"], items[1].meta["val"] = value, normed.meta["val"]
     normed.replace_all_uses_with(items[1])
     for node in summed:
         node.replace_all_uses_with(y)

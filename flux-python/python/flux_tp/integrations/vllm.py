@@ -88,7 +88,9 @@ class RowParallel:
         # A layer may be split over fewer ranks than its group has.
         if comm is None or comm.world_size != self.tp_size or not _computes(scales_of(self)):
             return
-        self._fuse(comm, captured(config), normed(config, envs.VLLM_BATCH_INVARIANT))
+        # Behind 8-bit operands vLLM's norm quantises, too.
+        eps = normed(config, envs.VLLM_BATCH_INVARIANT) if scales_of(self) == "none" else None
+        self._fuse(comm, captured(config), eps)
 
     def _fuse(self, comm: Communicator, rows: list[int], eps: float | None) -> None:
         """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
@@ -216,21 +218,23 @@ def _computes(scales: str) -> bool:
         return True
     from vllm import envs
 
-    # Batch-invariant vLLM multiplies 16-bit inputs with 8-bit weights that have other scales than those of blocks.
+    # Batch-invariant vLLM dequantises weights, but those with scales of blocks.
     return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
 
 
 def _prepare(layer: Any, comm: Communicator, rows: list[int], eps: float | None) -> frozenset[int]:
     """Builds the ops of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts their memory."""
-    options = {"dtype": layer.params_dtype, "bias": layer.bias is not None and not layer.skip_bias_add}
+    options = {"dtype": layer.params_dtype}
     if layer.flux_scales != "none":
         options |= {"dtype": "float8_e4m3fn", "scales": layer.flux_scales, "out_dtype": layer.params_dtype}
-    epilogues: list[dict[str, Any]] = [{}]
-    if eps is not None and layer.flux_scales == "none":
+    # A model may take the bias from a layer that was made with it.
+    biases = [False, True] if layer.bias is not None and not layer.skip_bias_add else [False]
+    epilogues: list[dict[str, Any]] = [{"bias": bias} for bias in biases]
+    if eps is not None:
         from ._vllm_norms import Epilogue
 
-        epilogues += [{"residual": True, "eps": eps}]
-        _epilogues.add(Epilogue(comm.id, layer.output_size, layer.input_size_per_partition, layer.params_dtype, options["bias"], eps))
+        epilogues += [{"bias": bias, "residual": True, "eps": eps} for bias in biases]
+        _epilogues.update(Epilogue(comm.id, layer.output_size, layer.input_size_per_partition, layer.params_dtype, bias, eps) for bias in biases)
     for epilogue in epilogues:
         of = (comm.id, layer.output_size, layer.input_size, *options.values(), *epilogue.values(), tuple(rows))
         if of not in _prepared:
