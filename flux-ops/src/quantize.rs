@@ -101,8 +101,8 @@ impl Quantizer {
     /// Loads the kernel of the communicator's device. Not collective.
     ///
     /// # Errors
-    /// [`BuildError::NoQuantizedRows`] on a device without 8-bit operands, or what kept the kernel from
-    /// being loaded.
+    /// [`BuildError::NoQuantizedRows`] on a device without 8-bit operands, or what kept the kernel
+    /// from being loaded.
     pub fn new(comm: &Communicator) -> Result<Self, BuildError> {
         let location = location(comm);
         let Location::Cuda(ordinal) = location else { return Ok(Self { location, kernel: None }) };

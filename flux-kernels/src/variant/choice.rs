@@ -126,9 +126,9 @@ impl Variant {
             .collect()
     }
 
-    /// Few variants that show whether the sources compile and have registers. There is every tile of
-    /// a target with operands of 16 bits and of each form of 8 bits. Each op has every element type,
-    /// with and without gates. Sums take registers for loading ahead, or else for weights of
+    /// Few variants that show whether the sources compile and have registers. There is every tile
+    /// of a target with operands of 16 bits and of each form of 8 bits. Each op has every element
+    /// type, with and without gates. Sums take registers for loading ahead, or else for weights of
     /// `[k, n]`. Each op has the large tiles, which have few registers. Of the other tiles, every
     /// second is of an op that gathers, and every second of one that sums, unless they are few.
     /// [`Partials::F32`] are sent of large tiles, on Hopper of every second.

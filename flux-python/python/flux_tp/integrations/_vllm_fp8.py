@@ -71,7 +71,7 @@ def widen(layer: Any) -> None:
 
 def held(layer: Any, form: str) -> tuple[Tensor, Tensor] | None:
     """The weight ``[n, k_r]`` and its scales, views of what the layer holds; ``None`` where a kernel of vLLM has repacked them."""
-    # With scales other than those of blocks, vLLM holds `[k_r, n]`: a view of rows as they were loaded.
+    # With scales other than those of blocks, vLLM holds `[k_r, n]`: a view of rows as loaded.
     weight = layer.weight if form == "block" else layer.weight.t()
     scale = getattr(layer, "weight_scale_inv", None)
     scale = layer.weight_scale if scale is None else scale
