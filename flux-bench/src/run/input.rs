@@ -3,7 +3,7 @@
 //! Invariant: an [`Input`] has whole `x` of `[m, k]` and `w` of `[n, k]`, all of one 16-bit type, or
 //! both of 8 bits with scales. Of what is wanted beside them it has what the file has.
 
-use super::quantised::Quantised;
+use super::quantized::QuantizedX;
 use super::scaled::{self, ScalePair};
 use crate::harness::NoMemory;
 use flux_core::{DType, Numerics};
@@ -96,7 +96,7 @@ pub(super) struct Input {
     pub unused: Vec<String>,
     file: Vec<u8>,
     /// In the place of `x`.
-    quantised: Option<Quantised>,
+    quantised: Option<QuantizedX>,
     x: Range<usize>,
     w: Range<usize>,
     bias: Option<Range<usize>>,

@@ -5,12 +5,12 @@
 
 mod input;
 mod output;
-mod quantised;
+mod quantized;
 mod scaled;
 
 use input::{Input, Wanted};
 use output::{Extents, Output, Tensor};
-use quantised::with_scales;
+use quantized::with_scales;
 
 use crate::harness::data::Window;
 use crate::harness::epilogue::problem_with;

@@ -4,7 +4,7 @@
 //! scale of each row, or block.
 
 use super::input::InputError;
-use super::quantised::Quantised;
+use super::quantized::QuantizedX;
 use crate::harness::data::Window;
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::{DType, Scales};
@@ -89,7 +89,7 @@ impl ScalePair {
         missing: impl Fn(&'static str) -> InputError,
         (x, bytes): (Extents, &[u8]),
         w: Extents,
-    ) -> Result<(Self, Option<Quantised>), InputError> {
+    ) -> Result<(Self, Option<QuantizedX>), InputError> {
         let found = |name| tensors.tensor(name).ok().map(|tensor| (name, tensor));
         let of_w = match (found(WEIGHT_SCALE), found(WEIGHT_SCALE_INV)) {
             (Some(_), Some(_)) => return Err(InputError::TwoScales),
@@ -112,13 +112,13 @@ impl ScalePair {
         let given = found(INPUT_SCALE).map(|tensor| matrix(&tensor, x, 1, forms)).transpose()?;
         let (of_x, quantised) = match given {
             Some(given) if is_made => {
-                let quantised = Quantised::new(bytes, x, Scales::Tensor, Some(given.values[0]))?;
+                let quantised = QuantizedX::new(bytes, x, Scales::Tensor, Some(given.values[0]))?;
                 (given, Some(quantised))
             }
             Some(given) => (given, None),
             None if is_made => {
                 let form = if of_w.form == Scales::Block { Scales::Block } else { Scales::Row };
-                let quantised = Quantised::new(bytes, x, form, None)?;
+                let quantised = QuantizedX::new(bytes, x, form, None)?;
                 (ScaleMatrix::new(quantised.scales(x, form), form, 1, x.cols), Some(quantised))
             }
             None => return Err(missing(INPUT_SCALE)),

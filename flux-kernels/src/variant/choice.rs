@@ -1,8 +1,9 @@
 //! Which variants there are, and which of them execute a program.
 
+mod cover;
+
 use super::{Form, Variant};
 use crate::device::KernelTarget;
-use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
@@ -126,71 +127,6 @@ impl Variant {
             .collect()
     }
 
-    /// Few variants that show whether the sources compile and have registers. There is every tile
-    /// of a target with operands of 16 bits and of each form of 8 bits. Each op has every element
-    /// type, with and without gates. Sums take registers for loading ahead, or else for weights of
-    /// `[k, n]`. Each op has the large tiles, which have few registers. Of the other tiles, every
-    /// second is of an op that gathers, and every second of one that sums, unless they are few.
-    /// [`Partials::F32`] are sent of large tiles, on Hopper of every second.
-    ///
-    /// Fast accumulation has the main loop of 16-bit operands and the epilogue of scales of rows, so
-    /// its large tiles alone are there, in the same turns, with [`Partials::F32`] where there are
-    /// partials.
-    ///
-    /// The portable kernel has small tiles for compute capability 8.0 alone, those of 8-bit
-    /// operands for 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX
-    /// for `compute_80` is what NVRTC compiles for `sm_80` first, and has no registers: one tile of
-    /// each op shows that it is written. So it is with `compute_89`.
-    pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let of_op = |op: OpKind| {
-            FORMS.into_iter().flat_map(move |form| {
-                let numerics = form.numerics(DType::Bf16);
-                let tiles = target.generation.tiles(numerics).enumerate();
-                let plain = tiles.flat_map(move |(place, tile)| {
-                    let has_few =
-                        target.generation != Generation::Hopper && numerics.operand == DType::E4m3;
-                    let has_turn = has_few || place % 2 == usize::from(op.reduces());
-                    Self::with_tile(op, numerics, tile, target).filter(move |variant| {
-                        has_turn || variant.is_large() && !numerics.fast_accumulation
-                    })
-                });
-                plain
-                    .zip(Self::finishes(op, form).cycle())
-                    .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
-            })
-        };
-        let large = of_op(OpKind::GemmReduceScatter)
-            .filter(Self::is_large)
-            .enumerate()
-            // Every second pair: two neighbours have other element types.
-            .filter(|(place, variant)| {
-                let has_many = target.generation == Generation::Hopper;
-                !has_many || variant.numerics.fast_accumulation || place % 4 < 2
-            })
-            .map(|(_, variant)| variant.with_partials(Partials::F32));
-        let sums = of_op(OpKind::GemmReduceScatter)
-            .filter(|variant| !variant.numerics.fast_accumulation)
-            .map(|variant| {
-                let takes_registers =
-                    matches!(variant.form, Form::Hopper(_)) && variant.loads_ahead();
-                if takes_registers { variant } else { variant.transposed().unwrap_or(variant) }
-            });
-        let covered = of_op(OpKind::AllGatherGemm).chain(sums).chain(large);
-        let all = |variant: &Self| !variant.numerics.fast_accumulation || variant.is_large();
-        let is_scaled = |variant: &Self| variant.numerics.operand == DType::E4m3;
-        match target.arch {
-            Arch::Sm90a | Arch::Sm80 => covered.filter(all).collect(),
-            Arch::Sm120 => covered.filter(|v| v.is_large() || is_scaled(v) && all(v)).collect(),
-            Arch::Compute80 | Arch::Compute89 => {
-                let mut covered: Vec<_> =
-                    covered.filter(|variant| variant.ptx() == target.arch).collect();
-                covered.dedup_by_key(|variant| (variant.op, variant.numerics.partials));
-                covered
-            }
-            Arch::Sm86 | Arch::Sm89 | Arch::Sm100 => covered.filter(Self::is_large).collect(),
-        }
-    }
-
     /// The variant for a program, of weights `[n, k]` without gates: of two the one with more
     /// stages.
     ///
@@ -275,16 +211,6 @@ impl Variant {
             .then(|| self.with_weights(WeightLayout::Kn))
     }
 
-    /// Whether its accumulators leave few registers. Of 8-bit operands the portable kernel has two
-    /// sets of them, where sums leave the tensor cores.
-    const fn is_large(&self) -> bool {
-        let sets = match self.form {
-            Form::Portable if matches!(self.numerics.operand, DType::E4m3) => 2,
-            _ => 1,
-        };
-        sets * self.tile.m * self.tile.n >= 128 * 192
-    }
-
     /// The kernels of an op, with one element type and no gates.
     fn plain(op: OpKind, numerics: Numerics, target: KernelTarget) -> impl Iterator<Item = Self> {
         let tiles = target.generation.tiles(numerics);
@@ -340,6 +266,7 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvrtc::Arch;
     use flux_core::layout::RowLayout;
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
@@ -392,82 +319,6 @@ mod tests {
             !shared.fits(&program(OpKind::AllGatherGemm, 512, RowLayout::PerShard)),
             "of another op"
         );
-    }
-
-    #[test]
-    fn a_cover_has_every_tile_and_the_types_of_each_op_and_no_form_twice() {
-        for arch in [Arch::Sm90a, Arch::Sm80, Arch::Sm120] {
-            let target = KernelTarget::of_arch(arch);
-            let (mut all, mut cover) = (Variant::all(target), Variant::cover(target));
-            if arch == Arch::Sm120 {
-                // Of 16-bit operands sm_80 has every tile.
-                let is_scaled = |variant: &Variant| variant.numerics.operand == DType::E4m3;
-                all.retain(is_scaled);
-                cover.retain(is_scaled);
-            }
-            for wanted in &all {
-                let kind = |v: &Variant| {
-                    let Numerics { scales, fast_accumulation, partials, .. } = v.numerics;
-                    (v.op, scales, fast_accumulation, partials)
-                };
-                let of_op = || cover.iter().filter(|variant| kind(variant) == kind(wanted));
-                let forms = of_op()
-                    .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
-                    .count();
-                let Numerics { scales, fast_accumulation, partials, .. } = wanted.numerics;
-                let sends = wanted.op.sums_to() == SumsTo::Rows;
-                assert!(forms <= 1, "{wanted} {}", arch.name());
-                let of_tile = cover.iter().any(|v| {
-                    let Numerics { scales: of, fast_accumulation: fast, .. } = v.numerics;
-                    (v.tile, of, fast) == (wanted.tile, scales, fast_accumulation)
-                        && (fast || v.form == wanted.form)
-                });
-                assert!(of_tile || fast_accumulation && !wanted.is_large(), "{wanted}");
-                // The ops have turns with the others.
-                let is_f32 = partials == Partials::F32;
-                let is_of_all = wanted.is_large() && !fast_accumulation && !is_f32;
-                assert!(forms == 1 || !is_of_all, "{wanted} {}", arch.name());
-                assert!(forms == 0 || wanted.is_large() || !is_f32, "{wanted} {}", arch.name());
-                let alike = |v: &Variant| {
-                    (v.numerics.output, v.gated) == (wanted.numerics.output, wanted.gated)
-                };
-                // Few tiles with scales are large.
-                let may_lack = scales != Scales::None && partials == Partials::F32
-                    || fast_accumulation && (sends || arch == Arch::Sm120);
-                assert!(may_lack || of_op().any(alike), "{wanted} {}", arch.name());
-            }
-            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
-        }
-    }
-
-    #[test]
-    fn a_cover_has_large_tiles_of_other_architectures_and_one_of_each_op_of_ptx() {
-        for (arch, tiles) in [
-            (Arch::Sm86, 2),
-            (Arch::Sm89, 2),
-            (Arch::Sm100, 2),
-            (Arch::Sm120, 2),
-            (Arch::Compute80, 1),
-            (Arch::Compute89, 1),
-        ] {
-            let cover = Variant::cover(KernelTarget::of_arch(arch));
-            let kinds = [
-                (OpKind::AllGatherGemm, Partials::Output),
-                (OpKind::GemmReduceScatter, Partials::Output),
-                (OpKind::GemmReduceScatter, Partials::F32),
-            ];
-            for (op, partials) in kinds {
-                let of_kind = cover.iter().filter(|v| {
-                    let is_scaled = v.numerics.operand == DType::E4m3;
-                    (v.op, v.numerics.partials) == (op, partials)
-                        && (arch == Arch::Compute89 || !is_scaled)
-                });
-                assert_eq!(of_kind.count(), tiles, "{op:?} {partials:?} {}", arch.name());
-            }
-            let of_all = |v: &&Variant| arch == Arch::Sm120 && v.numerics.operand == DType::E4m3;
-            let others = cover.iter().filter(|v| !of_all(v));
-            assert!(others.into_iter().all(Variant::is_large), "{}", arch.name());
-        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._modules import ColwiseLinear, QuantisedRows, RowwiseLinear
+from ._modules import ColwiseLinear, QuantizedRows, RowwiseLinear
 
 __all__ = ["fuse_residuals", "is_known"]
 
@@ -50,7 +50,7 @@ def fuse_residuals(layers: Sequence[nn.Module], final_norm: nn.Module) -> list[n
 def _taking(kind: type) -> type:
     """A norm that takes what the op before has computed."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor | QuantisedRows:
+    def forward(self: nn.Module, x: Tensor) -> Tensor | QuantizedRows:
         given, self.given = self.given, None
         return given[1] if given is not None and given[0] is x else kind.forward(self, x)
 

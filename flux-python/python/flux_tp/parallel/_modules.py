@@ -19,7 +19,7 @@ from .._torch import copied_input_linear
 from ..errors import OperandError
 from ._mesh import arrange, local, present, summed
 
-__all__ = ["ColwiseLinear", "Gathered", "Layout", "QuantisedRows", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
+__all__ = ["ColwiseLinear", "Gathered", "Layout", "QuantizedRows", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
 
 
 class Layout(NamedTuple):
@@ -48,7 +48,7 @@ class Gathered:
         raise OperandError(f"a module under flux_tp.Fused reads .{name} of its input, which only the named layers may read: name all layers that do")
 
 
-class QuantisedRows(NamedTuple):
+class QuantizedRows(NamedTuple):
     """The quantised input of a module that only hands it to its column-parallel layers."""
 
     codes: Tensor
@@ -162,7 +162,7 @@ class RowwiseLinear(_Linear):
             forms = {layer.scales for layer in self.readers}
             if len(forms) == 1 and None not in forms:
                 y, *rows = matmul_all_reduce(*operands, norm_scales=forms.pop(), norm_carried=False, **options)
-                norm.given = y, QuantisedRows(*rows)
+                norm.given = y, QuantizedRows(*rows)
             else:
                 y, _ = norm.given = matmul_all_reduce(*operands, **options)
         return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
@@ -207,9 +207,9 @@ class _SumOfRanks(torch.autograd.Function):
         return dy, None
 
 
-def gathered(layers: Sequence[ColwiseLinear], x: Tensor | QuantisedRows) -> Gathered:
+def gathered(layers: Sequence[ColwiseLinear], x: Tensor | QuantizedRows) -> Gathered:
     """Computes all layers of a module by one op, with one gather of their input."""
-    if isinstance(x, QuantisedRows):
+    if isinstance(x, QuantizedRows):
         return Gathered(x.codes.shape, [layer.scaled(*x) for layer in layers])
     layout = layers[0].layout
     x = arrange(x, layers[0].weight.device_mesh, layout.input, layout.input)

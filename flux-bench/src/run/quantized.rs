@@ -10,13 +10,13 @@ use flux_kernels::{Element, F8E4M3, with_element};
 
 /// `x` of 16 bits as a server makes it an 8-bit operand.
 #[derive(Debug)]
-pub(super) struct Quantised {
+pub(super) struct QuantizedX {
     pub(super) rows: Vec<F8E4M3>,
     /// Codes of a row with what is behind them.
     pub(super) row: usize,
 }
 
-impl Quantised {
+impl QuantizedX {
     /// By the `given` scale, or by scales of their own.
     pub(super) fn new(
         bytes: &[u8],
