@@ -36,7 +36,8 @@ def generate(model: torch.nn.Module, prompt: torch.Tensor, count: int, capture: 
     cache = StaticCache(model.config, max_cache_len=prompt.shape[1] + count)
 
     def step(ids: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+        # Called `cache`, too, by newer versions of transformers.
+        return model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
 
     token = step(prompt)
     tokens, graph = [token], None

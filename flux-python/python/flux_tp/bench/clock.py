@@ -146,9 +146,16 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a CUDA graph, which writes the same results on each replay."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    # NCCL's watchdog calls the driver meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = call()
+    try:
+        # NCCL's watchdog calls the driver meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            results = call()
+    except Exception as error:
+        # The default generator goes on taking its calls for captured ones.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
+        # The end of a capture that has failed fails, too, and hides why.
+        raise error.__context__ or error from None
 
     def replay() -> object:
         graph.replay()

@@ -111,7 +111,10 @@ def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, o
 
 
 def difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """The largest relative difference of two losses of a step; infinite where one is not finite."""
-    found = [abs(one - other) / abs(one) if one else math.inf for one, other in zip(losses, others, strict=True)]
+    """The largest difference of two losses of a step, relative to the first loss; infinite where one is not finite.
+
+    Not to the step's own: what has been learned by heart has a loss near zero.
+    """
+    found = [abs(one - other) / abs(losses[0]) if losses[0] else math.inf for one, other in zip(losses, others, strict=True)]
     # `max` ignores NaN unless it comes first.
     return max(ratio if math.isfinite(ratio) else math.inf for ratio in found)
