@@ -4,6 +4,7 @@
 //! kind of op does not have is refused before any rank is asked.
 
 use crate::error::BuildError;
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::Plan;
 use flux_core::tile::GATE_COLUMNS;
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, Scales, WorldSize};
@@ -220,6 +221,7 @@ impl OpSpec {
             ("activation", activation != Activation::None),
             ("gates", gates.is_some()),
             ("several_weights", self.columns.is_some()),
+            ("quantized", self.numerics.output_scales != Scales::None),
         ];
         let foreign = if self.kind.gathers() { of_sums } else { of_gathers };
         match foreign.iter().copied().find(|(_, given)| *given) {
@@ -248,7 +250,15 @@ impl OpSpec {
         if numerics.scales != Scales::None && weights != WeightLayout::Nk {
             return Err(BuildError::ScaledWeights { weights, numerics });
         }
-        if self.epilogue.gates.is_none() {
+        let gated = self.epilogue.gates.is_some();
+        let multiple = if gated { 2 * SCALE_BLOCK } else { SCALE_BLOCK };
+        if let Some(Plan { tile, .. }) = self.plan
+            && numerics.output_scales == Scales::Block
+            && !tile.n.is_multiple_of(multiple)
+        {
+            return Err(BuildError::QuantizedTile { tile, multiple });
+        }
+        if !gated {
             return Ok(());
         }
         if weights != WeightLayout::Nk {

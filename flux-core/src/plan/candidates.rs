@@ -53,12 +53,12 @@ impl Plan {
     }
 }
 
-/// Whether a kernel of this tile sends partial sums as the op needs it. An AllGather-GEMM sends
-/// none.
+/// Whether a kernel of this tile sends partial sums as the op needs it, or has the outputs that
+/// share a scale. An AllGather-GEMM sends none.
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
     let (generation, numerics) = (target.machine.generation, problem.numerics());
     match (problem.op().sums_to(), rows) {
-        (SumsTo::Nothing, _) => true,
+        (SumsTo::Nothing, _) => problem.splits_no_block(tile),
         (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => {
             generation.scatters(tile, numerics)
         }

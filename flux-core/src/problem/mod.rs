@@ -14,7 +14,8 @@ pub use error::ProblemError;
 pub use op_kind::{OpKind, SumsTo};
 pub use weight_list::WeightList;
 
-use crate::{DType, Numerics, Partials, Rank, WorldSize};
+use crate::numerics::SCALE_BLOCK;
+use crate::{DType, Numerics, Partials, Rank, Scales, TileShape, WorldSize};
 use std::fmt;
 
 /// A row-major matrix shape, in elements.
@@ -259,6 +260,11 @@ impl Problem {
     /// Element type of what a library's collective carries: gathered operands, or outputs' sums.
     pub const fn collective_dtype(&self) -> DType {
         if self.op.reduces() { self.numerics.output } else { self.numerics.operand }
+    }
+    /// Whether tiles of this shape have whole blocks of columns of `y` that share a scale.
+    pub const fn splits_no_block(&self, tile: TileShape) -> bool {
+        let columns = if self.gated { tile.n / 2 } else { tile.n };
+        !matches!(self.numerics.output_scales, Scales::Block) || columns.is_multiple_of(SCALE_BLOCK)
     }
     /// Number of ranks.
     pub const fn world(&self) -> WorldSize {

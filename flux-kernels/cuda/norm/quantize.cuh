@@ -1,21 +1,13 @@
-// Rows as E4M3 with scales, normalised before where there is a gain: out = x / scale in fp32,
-// rounded to nearest even. A CTA has one row. The bits are those of the CPU: divisions and roots
-// round to nearest, and the order of sums follows from a thread's number alone.
+// Rows as E4M3 with scales, normalised before where there is a gain. A CTA has one row. The bits are
+// those of the CPU: divisions and roots round to nearest, and the order of sums follows from a
+// thread's number alone.
 
 #pragma once
 #include "abi.cuh"
+#include "common/quantize.cuh"
 #include "norm/rms_norm.cuh"
-#include "ptx/e4m3.cuh"
 
 namespace flux {
-
-// The largest of a group of lanes, a power of two.
-template <u32 Lanes>
-__device__ __forceinline__ float most_of_lanes(float v, u32 mask) {
-#pragma unroll
-    for (u32 distance = Lanes / 2; distance > 0; distance /= 2) v = fmaxf(v, __shfl_xor_sync(mask, v, distance));
-    return v;
-}
 
 __device__ __forceinline__ float most_of_cta(float v) {
     __shared__ float of_warp[32];
@@ -24,19 +16,6 @@ __device__ __forceinline__ float most_of_cta(float v) {
     __syncthreads();
     v = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : 0.0f;
     return most_of_lanes<32>(v, 0xFFFFFFFFu);
-}
-
-__device__ __forceinline__ float scale_of(const QuantizeParams& p, float most) {
-    return fmaxf(__fdiv_rn(most, p.most), p.least_scale);
-}
-
-__device__ __forceinline__ float reciprocal_of(const QuantizeParams& p, float scale) {
-    return __fdiv_rn(1.0f, fmaxf(scale, p.least_scale));
-}
-
-// Saturates what is finite; infinities become NaN.
-__device__ __forceinline__ float scaled(float v, float reciprocal) {
-    return fabsf(v) < __int_as_float(0x7F800000) ? v * reciprocal : __int_as_float(0x7FFFFFFF);
 }
 
 // Later passes find the row in L1.
@@ -68,10 +47,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
 #pragma unroll
             for (u32 e = 0; e < 8; ++e) v[e] = v[e] * norm * g[e];
         }
-        float most = 0.0f;
-#pragma unroll
-        for (u32 e = 0; e < 8; ++e) most = fmaxf(most, fabsf(v[e]));
-        return most;
+        return most_of_8(v);
     };
     const bool of_row = p.group == p.cols, of_block = !of_row && p.group > 0;
     const auto store_scale = [&](u32 group, float scale) {
@@ -79,26 +55,23 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
     };
     float reciprocal = 1.0f;
     if (p.group == 0) {
-        reciprocal = reciprocal_of(p, *reinterpret_cast<const float*>(p.scale));
+        reciprocal = reciprocal_of(*reinterpret_cast<const float*>(p.scale));
     } else if (of_row) {
         float most = 0.0f;
         for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) most = fmaxf(most, load(i));
-        const float scale = scale_of(p, most_of_cta(most));
-        reciprocal = reciprocal_of(p, scale);
+        const float scale = scale_of(most_of_cta(most));
+        reciprocal = reciprocal_of(scale);
         if (threadIdx.x == 0) store_scale(0, scale);
     }
     for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
         const float most = load(i);
         if (of_block) {
             // A block's vectors are those of half a warp, and rows are whole blocks.
-            const float scale = scale_of(p, most_of_lanes<kVectorsOfBlock>(most, 0xFFFFu << (threadIdx.x & 16)));
-            reciprocal = reciprocal_of(p, scale);
+            const float scale = scale_of(most_of_lanes<kVectorsOfBlock>(most, 0xFFFFu << (threadIdx.x & 16)));
+            reciprocal = reciprocal_of(scale);
             if (i % kVectorsOfBlock == 0) store_scale(i / kVectorsOfBlock, scale);
         }
-#pragma unroll
-        for (u32 e = 0; e < 8; ++e) v[e] = scaled(v[e], reciprocal);
-        const uint2 codes = {ptx::pack_e4m3_4(v[0], v[1], v[2], v[3]), ptx::pack_e4m3_4(v[4], v[5], v[6], v[7])};
-        *reinterpret_cast<uint2*>(out + i * u64{8}) = codes;
+        ptx::store_global_8(out + i * u64{8}, codes_of_8(v, reciprocal));
     }
     // What fills the last vector of scales behind codes.
     const u32 groups = of_row ? 1 : vectors / kVectorsOfBlock;

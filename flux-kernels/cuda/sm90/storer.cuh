@@ -234,7 +234,8 @@ private:
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
             ptx::mbarrier_wait(smem.out_full(c), phase);
-            if (!is_partial) store(item, c);
+            // Consumers store codes themselves.
+            if (!C::kQuantizes && !is_partial) store(item, c);
             ptx::bulk_commit();
             if (c == 0) pass_staging();
         }

@@ -5,6 +5,7 @@ use super::{
     MAPS_OF_WEIGHT, Params, PingPong, QuantizeParams, RAW_END, RawReport, RmsNormParams,
     SENT_BYTES, UnfusedEpilogueParams, VerifyParams, Weight, WorkerStamps, declare_words,
 };
+use crate::cpu::{E4M3_MOST, LEAST_SCALE};
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
@@ -137,14 +138,15 @@ fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
     )
 }
 
-/// The element types and forms of scales, and for the harness the bounds of their roundings.
+/// The element types, the forms of scales and the bounds of quantised numbers, and for the harness the bounds of their roundings.
 fn dtypes() -> String {
     let case = |value: fn(DType) -> f64| -> String {
         let case = |dtype: DType| format!("t == DType::k{dtype:?} ? {:e}f : ", value(dtype) as f32);
         DType::ALL.map(case).concat()
     };
     format!(
-        "{}{}constexpr float unit_roundoff(DType t) {{ return {}0.0f; }}\n\
+        "{}{}constexpr float kE4m3Most = {E4M3_MOST:e}f, kLeastScale = {LEAST_SCALE:e}f;\n\
+         constexpr float unit_roundoff(DType t) {{ return {}0.0f; }}\n\
          constexpr float least_roundoff(DType t) {{ return {}0.0f; }}\n\n",
         counted("DType", DType::ALL.map(|dtype| (format!("k{dtype:?}"), dtype as u32)).into_iter()),
         counted("Scales", Scales::ALL.map(|of| (format!("k{of:?}"), of as u32)).into_iter()),

@@ -45,10 +45,6 @@ mirrored! {
         pub(crate) group: u32,
         /// Added to the mean of squares.
         pub(crate) eps: f32 = "float eps",
-        /// The largest number of the type.
-        pub(crate) most: f32 = "float most",
-        /// Least scale.
-        pub(crate) least_scale: f32 = "float least_scale",
         /// Scales that are written of a row; zeros follow those of its groups.
         pub(crate) scales_of_row: u32,
     }

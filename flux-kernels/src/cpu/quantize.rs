@@ -11,9 +11,9 @@ use flux_core::Scales;
 use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 
 /// The largest number of E4M3.
-pub const E4M3_MOST: f32 = 448.0;
+pub(crate) const E4M3_MOST: f32 = 448.0;
 /// Least scale that is found: the least normal number, whose reciprocal is finite.
-pub const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
+pub(crate) const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
 
 /// Most threads of the kernel's CTA, and those of a warp.
 const THREADS: usize = 512;
@@ -35,7 +35,7 @@ pub struct Norm<'a, T> {
 /// each row in whole vectors.
 ///
 /// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and
-/// [`LEAST_SCALE`] at least. A code is the element times the scale's reciprocal, rounded to nearest
+/// the least normal number at least. A code is the element times the scale's reciprocal, rounded to nearest
 /// even, 448 at most. A NaN stays one. An infinity makes its scale infinite, and all that share it
 /// NaN. With `given`, the scale of a tensor, no scale is written, and infinities become NaN. All is
 /// computed in fp32, from the rows as a norm leaves them, unrounded.

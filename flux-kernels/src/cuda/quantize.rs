@@ -3,7 +3,6 @@
 use super::args::Matrix;
 use super::error::LaunchError;
 use crate::abi::QuantizeParams;
-use crate::cpu::{E4M3_MOST, LEAST_SCALE};
 use flux_core::DType;
 use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 use flux_cuda::{Function, Launch, Module};
@@ -86,8 +85,6 @@ impl QuantizeArgs {
             cols,
             group,
             eps,
-            most: E4M3_MOST,
-            least_scale: LEAST_SCALE,
             scales_of_row,
         }
     }

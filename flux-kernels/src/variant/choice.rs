@@ -5,6 +5,7 @@ mod cover;
 use super::{Form, Variant};
 use crate::device::KernelTarget;
 use crate::weights::WeightLayout;
+use flux_core::numerics::SCALE_BLOCK;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, Scales, SumsTo, TileShape};
@@ -74,12 +75,9 @@ const FORMS: [OperandForm; 4] =
 
 impl OperandForm {
     /// With outputs of this type.
-    const fn numerics(self, output: DType) -> Numerics {
+    fn numerics(self, output: DType) -> Numerics {
         match self {
-            Self::Output => {
-                let (operand, scales, partials) = (output, Scales::None, Partials::Output);
-                Numerics { operand, scales, fast_accumulation: false, partials, output }
-            }
+            Self::Output => output.into(),
             Self::Row => Numerics::e4m3(Scales::Row, output),
             Self::RowFast => {
                 Numerics { fast_accumulation: true, ..Numerics::e4m3(Scales::Row, output) }
@@ -115,8 +113,10 @@ impl Variant {
             .flat_map(|op| {
                 FORMS.into_iter().flat_map(move |form| {
                     Self::finishes(op, form).flat_map(move |(numerics, gated)| {
-                        Self::plain(op, numerics, target)
+                        Self::outputs(op, numerics)
+                            .flat_map(move |numerics| Self::plain(op, numerics, target))
                             .map(move |variant| variant.with_gates(gated))
+                            .filter(Self::splits_no_block)
                     })
                 })
             })
@@ -223,6 +223,19 @@ impl Variant {
         DType::OUTPUTS
             .into_iter()
             .flat_map(move |output| gates.iter().map(move |&gated| (form.numerics(output), gated)))
+    }
+
+    /// The same element types with outputs as they are, and of an AllGather-GEMM quantised.
+    fn outputs(op: OpKind, numerics: Numerics) -> impl Iterator<Item = Numerics> {
+        let all = Scales::ALL.into_iter().map(move |scales| numerics.with_output_scales(scales));
+        let given = all.filter(move |of| op.gathers() || of.output_scales == Scales::None);
+        given.filter(|numerics| numerics.is_supported())
+    }
+
+    /// Whether its tiles have whole blocks of outputs that share a scale.
+    fn splits_no_block(&self) -> bool {
+        let columns = self.tile.n / self.columns_per_output();
+        self.numerics.output_scales != Scales::Block || columns.is_multiple_of(SCALE_BLOCK)
     }
 
     fn with_tile(

@@ -13,7 +13,7 @@ use crate::planning::{self, Buckets, Choice, UserTable};
 use crate::spec::{EpilogueSpec, LaunchOptions, OpSpec};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
-use flux_core::{Problem, Rank};
+use flux_core::{Problem, Rank, Scales};
 use flux_kernels::{Element, WeightLayout, with_elements};
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
@@ -173,8 +173,9 @@ flux_core::debug_is_text!(TuneError);
 
 impl<Op> Builder<Op> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
-    /// adds the fastest to the user's plan table for later builds. The epilogue is left out, and
-    /// weights are `[n, k]`. Collective, as `build`; before graphs are captured.
+    /// adds the fastest to the user's plan table for later builds. The epilogue is left out, outputs
+    /// are not quantised, and weights are `[n, k]`. Collective, as `build`; before graphs are
+    /// captured.
     ///
     /// # Errors
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,
@@ -191,6 +192,7 @@ impl OpSpec {
     /// As [`Builder::tune`].
     pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
         let spec = Self {
+            numerics: self.numerics.with_output_scales(Scales::None),
             epilogue: EpilogueSpec::default(),
             weights: WeightLayout::default(),
             columns: None,

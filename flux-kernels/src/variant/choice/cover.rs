@@ -1,14 +1,15 @@
 //! Few variants that show whether the sources compile and have registers.
 //!
 //! Invariant: every tile is there with operands of 16 bits and of each form of 8 bits. Each op has
-//! every element type, with and without gates, and all large tiles.
+//! every element type, with and without gates, and all large tiles. Quantised outputs have the widest
+//! and the narrowest tile of each form.
 
 use super::super::{Form, Variant};
 use super::{FORMS, OperandForm};
 use crate::device::KernelTarget;
 use crate::nvrtc::Arch;
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Partials};
+use flux_core::{DType, Numerics, OpKind, Partials, Scales};
 
 impl Variant {
     /// Few variants for a target that show whether the sources compile and have registers.
@@ -36,10 +37,11 @@ impl Variant {
             .chain(in_f32)
             .filter(|variant| variant.is_large() || !variant.numerics.fast_accumulation);
         match target.arch {
-            Arch::Sm90a | Arch::Sm80 => covered.collect(),
+            Arch::Sm90a | Arch::Sm80 => covered.chain(Self::quantizing(target)).collect(),
             Arch::Sm120 => {
                 let is_scaled = |variant: &Self| variant.numerics.operand == DType::E4m3;
-                covered.filter(|variant| variant.is_large() || is_scaled(variant)).collect()
+                let kept = covered.filter(|variant| variant.is_large() || is_scaled(variant));
+                kept.chain(Self::quantizing(target)).collect()
             }
             Arch::Compute80 | Arch::Compute89 => {
                 let mut covered: Vec<_> =
@@ -75,6 +77,18 @@ impl Variant {
             .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
     }
 
+    /// Those that quantise outputs, whose epilogue is the same for all tiles of a form.
+    fn quantizing(target: KernelTarget) -> Vec<Self> {
+        let mut all = Self::all(target);
+        all.retain(|variant| {
+            let Numerics { output, output_scales, .. } = variant.numerics;
+            output == DType::Bf16 && output_scales != Scales::None
+        });
+        let forms = all.chunk_by(|a, b| (a.numerics, a.gated) == (b.numerics, b.gated));
+        let ends = forms.flat_map(|of| [of.first(), of.last().filter(|_| of.len() > 1)]);
+        ends.flatten().copied().collect()
+    }
+
     /// The same kernel, where it does not load ahead for weights of `[k, n]`.
     fn with_most_registers(self) -> Self {
         let loads_ahead = matches!(self.form, Form::Hopper(_)) && self.loads_ahead();
@@ -95,7 +109,7 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::{Numerics, Scales, SumsTo};
+    use flux_core::SumsTo;
 
     #[test]
     fn a_cover_has_every_tile_and_the_types_of_each_op_and_no_form_twice() {
@@ -110,9 +124,20 @@ mod tests {
             }
             for wanted in &all {
                 let kind = |v: &Variant| {
-                    let Numerics { scales, fast_accumulation, partials, .. } = v.numerics;
-                    (v.op, scales, fast_accumulation, partials)
+                    let Numerics { scales, fast_accumulation, partials, output_scales, .. } =
+                        v.numerics;
+                    (v.op, scales, fast_accumulation, partials, output_scales)
                 };
+                if wanted.numerics.output_scales != Scales::None {
+                    let is_alike = |v: &&Variant| {
+                        let output = DType::Bf16;
+                        let numerics = Numerics { output, ..wanted.numerics };
+                        (v.numerics, v.gated) == (numerics, wanted.gated)
+                    };
+                    let count = cover.iter().filter(is_alike).count();
+                    assert!((1..=2).contains(&count), "{wanted} {}", arch.name());
+                    continue;
+                }
                 let of_op = || cover.iter().filter(|variant| kind(variant) == kind(wanted));
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
