@@ -35,7 +35,7 @@ struct Consumer {
     using OfN = typename Either<C::kSwapAB, ptx::KMajor, Weights>::Type;
 
     // How promoted sums of a step are added.
-    using Steps = typename Either<C::kScalesBlocks, ScaledSteps<C>, PlainSteps<C>>::Type;
+    using Steps = typename StepsOf<C, C::kScalesBlocks, (C::kBlocks > 1 && !C::kSwapAB)>::Type;
 
     const Params& p;
     const Shared<C> smem;

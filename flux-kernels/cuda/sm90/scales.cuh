@@ -72,19 +72,17 @@ struct PlainSteps {
     }
 };
 
-// Adds them with the scales of the step: those of this thread's rows of x, and that of the tile's
-// columns, or of a wide tile the consumer's. These are of one block of w, or with gates of a block of
-// gates and one of ups. They come while the block is multiplied.
+// Scales of steps along k: those of this thread's rows of x, and that of the tile's columns, or of a
+// wide tile the consumer's. These are of one block of w, or with gates of a block of gates and one of ups.
 template <class C>
-struct ScaledSteps {
+struct StepScales {
     static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : 2, kColumns = C::kGated ? 2 : 1;
 
     const u32 thread;
     RowScales<C> rows;  // of the step, from this thread's first row on: their addresses take no time between products
     u64 w, up = 0;      // the same of w, and bytes from gates to ups
-    float x[kRows], of_w[kColumns];
 
-    __device__ __forceinline__ ScaledSteps(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
+    __device__ __forceinline__ StepScales(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
         : thread(thread), rows(p, smem, epoch, item, (C::kSplitColumns ? 0 : consumer * C::kRows) + (C::kSwapAB ? scale_of_n(thread, 0) : scale_of_m(thread, 0))) {
         const Weight& weight = WeightOf<C>(p, item.col).operands();
         const u32 first_col = C::kTileN > kScaleBlock && item.cols > C::kCols ? consumer * C::kCols : 0;
@@ -94,23 +92,23 @@ struct ScaledSteps {
         if constexpr (C::kGated) up = ((row + p.up_offset) / kScaleBlock - row / kScaleBlock) * weight.scale_row_bytes;
     }
 
-    // By all threads, for each block of a step in turn, when its products are issued: a load that is
-    // on its way holds up the issue of products.
-    __device__ __forceinline__ void load(u32 block) {
-        if (block == 0 || !C::kSwapAB) {
+    __device__ __forceinline__ void load_rows(u32 block, float (&x)[kRows]) const {
 #pragma unroll
-            for (u32 q = 0; q < kRows; ++q) x[q] = rows.load(C::kSwapAB ? 32 * q : block * 64 + q * 8);
-        }
-        if (block == 0) {
+        for (u32 q = 0; q < kRows; ++q) x[q] = rows.load(C::kSwapAB ? 32 * q : block * 64 + q * 8);
+    }
+
+    __device__ __forceinline__ void load_columns(float (&of_w)[kColumns]) const {
 #pragma unroll
-            for (u32 q = 0; q < kColumns; ++q) of_w[q] = __uint_as_float(ptx::load_constant_4(w + q * up));
-        }
-        if (block + 1 < C::kBlocks) return;
+        for (u32 q = 0; q < kColumns; ++q) of_w[q] = __uint_as_float(ptx::load_constant_4(w + q * up));
+    }
+
+    __device__ __forceinline__ void advance() {
         rows.at += 4;
         w += 4;
     }
 
-    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
+    __device__ __forceinline__ void add(const float (&x)[kRows], const float (&of_w)[kColumns], const float (&sums)[C::kAccumulators],
+                                        float (&acc)[C::kAccumulators]) const {
 #pragma unroll
         for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {
 #pragma unroll
@@ -121,6 +119,93 @@ struct ScaledSteps {
             }
         }
     }
+};
+
+// Adds a block's sums with scales that come while the block is multiplied.
+template <class C>
+struct ScaledSteps {
+    StepScales<C> scales;
+    float x[StepScales<C>::kRows], of_w[StepScales<C>::kColumns];
+
+    template <class... Args>
+    __device__ __forceinline__ ScaledSteps(const Args&... args) : scales(args...) {}
+
+    // By all threads, for each block of a step in turn, when its products are issued: a load that is
+    // on its way holds up the issue of products.
+    __device__ __forceinline__ void load(u32 block) {
+        if (block == 0 || !C::kSwapAB) scales.load_rows(block, x);
+        if (block == 0) scales.load_columns(of_w);
+        if (block + 1 == C::kBlocks) scales.advance();
+    }
+
+    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) { scales.add(x, of_w, sums, acc); }
+};
+
+// Adds them with scales that have the time of a whole step to come. Of consumers with several
+// blocks: one block's sums are added as soon as its products are done, and its scales would be awaited.
+template <class C>
+struct ScaledStepsAhead {
+    static_assert(!C::kSwapAB);
+
+    StepScales<C> scales;  // of the step that is asked for
+    u32 left;              // steps behind that one
+    const u32 zero;        // which no compiler knows
+    float x[C::kBlocks][StepScales<C>::kRows], of_w[StepScales<C>::kColumns];            // of the step that is added
+    float next_x[C::kBlocks][StepScales<C>::kRows], next_of_w[StepScales<C>::kColumns];  // of the one behind it, on their way
+
+    __device__ __forceinline__ ScaledStepsAhead(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
+        : scales(p, smem, epoch, item, consumer, thread), left(item.k_steps - 1), zero(p.world >> 31) {
+        load_next();
+    }
+
+    __device__ __forceinline__ void load(u32) {}
+
+    __device__ __forceinline__ void add(u32 block, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
+        if (block == 0) {
+            take(sums[0]);
+            load_next();
+        }
+        scales.add(x[block], of_w, sums, acc);
+    }
+
+private:
+    // Behind the last step its scales come again.
+    __device__ __forceinline__ void load_next() {
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) scales.load_rows(block, next_x[block]);
+        scales.load_columns(next_of_w);
+        if (left == 0) return;
+        --left;
+        scales.advance();
+    }
+
+    // Takes what has come, and not before a step's sum is there: a value that is awaited holds up the
+    // issue of products, and compilers await it as early as they can.
+    __device__ __forceinline__ void take(float sum) {
+        const u32 nothing = __float_as_uint(sum) & zero;
+        const auto behind = [&](float value) { return __uint_as_float(__float_as_uint(value) ^ nothing); };
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+            for (u32 q = 0; q < StepScales<C>::kRows; ++q) x[block][q] = behind(next_x[block][q]);
+        }
+#pragma unroll
+        for (u32 q = 0; q < StepScales<C>::kColumns; ++q) of_w[q] = behind(next_of_w[q]);
+    }
+};
+
+// How a consumer adds the promoted sums of its steps.
+template <class C, bool ScalesBlocks, bool Ahead>
+struct StepsOf {
+    using Type = PlainSteps<C>;
+};
+template <class C>
+struct StepsOf<C, true, false> {
+    using Type = ScaledSteps<C>;
+};
+template <class C>
+struct StepsOf<C, true, true> {
+    using Type = ScaledStepsAhead<C>;
 };
 
 }  // namespace flux
