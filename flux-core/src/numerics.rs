@@ -293,6 +293,11 @@ impl Numerics {
         }
     }
 
+    /// Whether tiles of so many columns of `y` have whole blocks, where these share a scale.
+    pub const fn splits_no_output_block(self, columns: u32) -> bool {
+        !matches!(self.output_scales, Scales::Block) || columns.is_multiple_of(SCALE_BLOCK)
+    }
+
     /// Bytes of an element of a partial sum between ranks.
     pub const fn partial_bytes(self) -> usize {
         match self.partials {

@@ -10,6 +10,11 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::fmt::Debug;
 
+/// The largest number of E4M3.
+pub(crate) const E4M3_MOST: f32 = 448.0;
+/// Least scale of quantised numbers: the least normal number, whose reciprocal is finite.
+pub(crate) const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for half::bf16 {}

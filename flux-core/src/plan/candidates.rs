@@ -58,7 +58,9 @@ impl Plan {
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
     let (generation, numerics) = (target.machine.generation, problem.numerics());
     match (problem.op().sums_to(), rows) {
-        (SumsTo::Nothing, _) => problem.splits_no_block(tile),
+        (SumsTo::Nothing, _) => {
+            numerics.splits_no_output_block(tile.n / problem.columns_per_output())
+        }
         (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => {
             generation.scatters(tile, numerics)
         }

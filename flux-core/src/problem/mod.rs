@@ -14,8 +14,7 @@ pub use error::ProblemError;
 pub use op_kind::{OpKind, SumsTo};
 pub use weight_list::WeightList;
 
-use crate::numerics::SCALE_BLOCK;
-use crate::{DType, Numerics, Partials, Rank, Scales, TileShape, WorldSize};
+use crate::{DType, Numerics, Partials, Rank, WorldSize};
 use std::fmt;
 
 /// A row-major matrix shape, in elements.
@@ -261,10 +260,9 @@ impl Problem {
     pub const fn collective_dtype(&self) -> DType {
         if self.op.reduces() { self.numerics.output } else { self.numerics.operand }
     }
-    /// Whether tiles of this shape have whole blocks of columns of `y` that share a scale.
-    pub const fn splits_no_block(&self, tile: TileShape) -> bool {
-        let columns = if self.gated { tile.n / 2 } else { tile.n };
-        !matches!(self.numerics.output_scales, Scales::Block) || columns.is_multiple_of(SCALE_BLOCK)
+    /// Columns of the product that a column of `y` is made of: with gates 2.
+    pub const fn columns_per_output(&self) -> u32 {
+        if self.gated { 2 } else { 1 }
     }
     /// Number of ranks.
     pub const fn world(&self) -> WorldSize {

@@ -5,7 +5,7 @@ use super::{
     MAPS_OF_WEIGHT, Params, PingPong, QuantizeParams, RAW_END, RawReport, RmsNormParams,
     SENT_BYTES, UnfusedEpilogueParams, VerifyParams, Weight, WorkerStamps, declare_words,
 };
-use crate::cpu::{E4M3_MOST, LEAST_SCALE};
+use crate::element::{E4M3_MOST, LEAST_SCALE};
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
@@ -138,7 +138,8 @@ fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
     )
 }
 
-/// The element types, the forms of scales and the bounds of quantised numbers, and for the harness the bounds of their roundings.
+/// The element types, the forms of scales and the bounds of quantised numbers, and for the harness
+/// the bounds of their roundings.
 fn dtypes() -> String {
     let case = |value: fn(DType) -> f64| -> String {
         let case = |dtype: DType| format!("t == DType::k{dtype:?} ? {:e}f : ", value(dtype) as f32);

@@ -25,6 +25,5 @@ pub use error::ExecuteError;
 pub use executor::{CpuArgs, CpuWeight, Executor};
 pub use memory::HostMemory;
 pub use operands::{Rows, RowsMut};
-pub(crate) use quantize::{E4M3_MOST, LEAST_SCALE};
 pub use quantize::{Norm, quantize};
 pub use rms_norm::rms_norm;

@@ -4,16 +4,11 @@
 //! divisions and roots round to nearest on both.
 
 use super::operands::{Rows, RowsMut};
-use crate::element::Element;
+use crate::element::{E4M3_MOST, Element, LEAST_SCALE};
 use bytemuck::Zeroable;
 use float8::F8E4M3;
 use flux_core::Scales;
 use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
-
-/// The largest number of E4M3.
-pub(crate) const E4M3_MOST: f32 = 448.0;
-/// Least scale that is found: the least normal number, whose reciprocal is finite.
-pub(crate) const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
 
 /// Most threads of the kernel's CTA, and those of a warp.
 const THREADS: usize = 512;

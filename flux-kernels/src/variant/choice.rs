@@ -5,7 +5,6 @@ mod cover;
 use super::{Form, Variant};
 use crate::device::KernelTarget;
 use crate::weights::WeightLayout;
-use flux_core::numerics::SCALE_BLOCK;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, Scales, SumsTo, TileShape};
@@ -116,7 +115,10 @@ impl Variant {
                         Self::outputs(op, numerics)
                             .flat_map(move |numerics| Self::plain(op, numerics, target))
                             .map(move |variant| variant.with_gates(gated))
-                            .filter(Self::splits_no_block)
+                            .filter(|variant| {
+                                let columns = variant.tile.n / variant.columns_per_output();
+                                variant.numerics.splits_no_output_block(columns)
+                            })
                     })
                 })
             })
@@ -230,12 +232,6 @@ impl Variant {
         let all = Scales::ALL.into_iter().map(move |scales| numerics.with_output_scales(scales));
         let given = all.filter(move |of| op.gathers() || of.output_scales == Scales::None);
         given.filter(|numerics| numerics.is_supported())
-    }
-
-    /// Whether its tiles have whole blocks of outputs that share a scale.
-    fn splits_no_block(&self) -> bool {
-        let columns = self.tile.n / self.columns_per_output();
-        self.numerics.output_scales != Scales::Block || columns.is_multiple_of(SCALE_BLOCK)
     }
 
     fn with_tile(
