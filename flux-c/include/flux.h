@@ -288,8 +288,8 @@ typedef struct flux_op_options {
     int32_t output;
     // A flux_scales, of FLUX_ALL_GATHER_GEMM and FLUX_E4M3: those of `y`, which then is FLUX_E4M3,
     // rounded to `output` before, ready to be `x` of the next op. FLUX_SCALES_TENSOR, or with
-    // `scales` of FLUX_SCALES_BLOCK on a GPU of compute capability 9.0 FLUX_SCALES_BLOCK, too. Else
-    // 0, for a `y` of the type of `output`.
+    // `scales` of FLUX_SCALES_BLOCK on a GPU of compute capability 9.0 FLUX_SCALES_BLOCK, too.
+    // Else 0, for a `y` of the type of `output`.
     int32_t output_scales;
     // A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to
     // be `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has

@@ -72,8 +72,9 @@ struct PlainSteps {
     }
 };
 
-// Scales of steps along k: those of this thread's rows of x, and that of the tile's columns, or of a
-// wide tile the consumer's. These are of one block of w, or with gates of a block of gates and one of ups.
+// Scales of steps along k: those of this thread's rows of x, and that of the tile's columns, or of
+// a wide tile the consumer's. These are of one block of w, or with gates of a block of gates and
+// one of ups.
 template <class C>
 struct StepScales {
     static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : 2, kColumns = C::kGated ? 2 : 1;
@@ -142,7 +143,8 @@ struct ScaledSteps {
 };
 
 // Adds them with scales that have the time of a whole step to come. Of consumers with several
-// blocks: one block's sums are added as soon as its products are done, and its scales would be awaited.
+// blocks: one block's sums are added as soon as its products are done, and its scales would be
+// awaited.
 template <class C>
 struct ScaledStepsAhead {
     static_assert(!C::kSwapAB);
@@ -179,8 +181,8 @@ private:
         scales.advance();
     }
 
-    // Takes what has come, and not before a step's sum is there: a value that is awaited holds up the
-    // issue of products, and compilers await it as early as they can.
+    // Takes what has come, and not before a step's sum is there: a value that is awaited holds up
+    // the issue of products, and compilers await it as early as they can.
     __device__ __forceinline__ void take(float sum) {
         const u32 nothing = __float_as_uint(sum) & zero;
         const auto behind = [&](float value) { return __uint_as_float(__float_as_uint(value) ^ nothing); };

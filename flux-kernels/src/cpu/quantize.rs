@@ -29,11 +29,11 @@ pub struct Norm<'a, T> {
 /// Writes rows of `cols` elements as E4M3, and scales: to `out_scale`, `[groups, rows]`, or behind
 /// each row in whole vectors.
 ///
-/// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and
-/// the least normal number at least. A code is the element times the scale's reciprocal, rounded to nearest
-/// even, 448 at most. A NaN stays one. An infinity makes its scale infinite, and all that share it
-/// NaN. With `given`, the scale of a tensor, no scale is written, and infinities become NaN. All is
-/// computed in fp32, from the rows as a norm leaves them, unrounded.
+/// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and the
+/// least normal number at least. A code is the element times the scale's reciprocal, rounded to
+/// nearest even, 448 at most. A NaN stays one. An infinity makes its scale infinite, and all that
+/// share it NaN. With `given`, the scale of a tensor, no scale is written, and infinities become
+/// NaN. All is computed in fp32, from the rows as a norm leaves them, unrounded.
 ///
 /// # Panics
 /// If a row, `gain` or `out_scale` has less elements, or there is no `given` for the scale of a

@@ -431,8 +431,8 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     all
 }
 
-/// Bytes from a row of y to the scale of its column 0, both as items count columns. Scales lie behind
-/// the codes of each row.
+/// Bytes from a row of y to the scale of its column 0, both as items count columns. Scales lie
+/// behind the codes of each row.
 fn y_scales(p: &TileProgram, args: &LaunchArgs<'_>, number: usize, start: u32) -> u32 {
     const SCALE_BYTES: u32 = size_of::<f32>() as u32;
     if p.problem.numerics().output_scales != Scales::Block {

@@ -259,13 +259,13 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
 
 impl<Y: Element> Builder<AllGatherGemm<F8E4M3, Y>> {
     /// Writes `y` as 8-bit operands of the next op, in place of elements of `Y`: what a
-    /// [`Quantizer`](crate::Quantizer) makes of the rounded `y`, with the scales behind the codes of
-    /// each row; what fills their last 16 bytes is undefined. [`Scales::Tensor`] takes the scale of
-    /// all from each call; [`Scales::Block`] is of ops whose operands have these scales. The scale of
-    /// a row would need the columns of all ranks. The same on every rank.
+    /// [`Quantizer`](crate::Quantizer) makes of the rounded `y`, with the scales behind the codes
+    /// of each row; what fills their last 16 bytes is undefined. [`Scales::Tensor`] takes the scale
+    /// of all from each call; [`Scales::Block`] is of ops whose operands have these scales. The
+    /// scale of a row would need the columns of all ranks. The same on every rank.
     ///
-    /// Calls bring weights by [`Call::quantized_weight`](crate::Call::quantized_weight). Kernels are
-    /// compiled when an op first needs them. Those of [`Scales::Block`] are Hopper's.
+    /// Calls bring weights by [`Call::quantized_weight`](crate::Call::quantized_weight). Kernels
+    /// are compiled when an op first needs them. Those of [`Scales::Block`] are Hopper's.
     ///
     /// ```
     /// use flux_ops::{
@@ -283,9 +283,10 @@ impl<Y: Element> Builder<AllGatherGemm<F8E4M3, Y>> {
     /// let (x, w, mut y) = (vec![one; m * k], vec![one; n * k], vec![one; m * n / 2]);
     /// let (scale, of_y) = ([0.25_f32], [2.0_f32]);
     /// let scale = TensorRef::host(&scale, (1, 1))?;
+    /// let w = TensorRef::host(&w, (n, k))?;
     /// op.call(&TensorRef::host(&x, (m, k))?)
     ///     .scale_x(&scale)
-    ///     .quantized_weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n / 2))?)
+    ///     .quantized_weight(&w, &mut TensorMut::host(&mut y, (m, n / 2))?)
     ///     .scale_w(&scale)
     ///     .y_scale(&TensorRef::host(&of_y, (1, 1))?)
     ///     .on(Stream::Host)?;
@@ -295,8 +296,8 @@ impl<Y: Element> Builder<AllGatherGemm<F8E4M3, Y>> {
     /// ```
     ///
     /// # Errors
-    /// Of the build: [`BuildError::Problem`] for other scales, [`BuildError::QuantizedTile`] where a
-    /// plan's tiles split blocks, [`BuildError::NoNumerics`] on another device.
+    /// Of the build: [`BuildError::Problem`] for other scales, [`BuildError::QuantizedTile`] where
+    /// a plan's tiles split blocks, [`BuildError::NoNumerics`] on another device.
     pub fn quantized(mut self, scales: Scales) -> Self {
         self.spec.numerics.output_scales = scales;
         self

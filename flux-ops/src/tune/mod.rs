@@ -173,9 +173,9 @@ flux_core::debug_is_text!(TuneError);
 
 impl<Op> Builder<Op> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
-    /// adds the fastest to the user's plan table for later builds. The epilogue is left out, outputs
-    /// are not quantised, and weights are `[n, k]`. Collective, as `build`; before graphs are
-    /// captured.
+    /// adds the fastest to the user's plan table for later builds. The epilogue is left out,
+    /// outputs are not quantised, and weights are `[n, k]`. Collective, as `build`; before graphs
+    /// are captured.
     ///
     /// # Errors
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,

@@ -1,8 +1,8 @@
 //! Few variants that show whether the sources compile and have registers.
 //!
 //! Invariant: every tile is there with operands of 16 bits and of each form of 8 bits. Each op has
-//! every element type, with and without gates, and all large tiles. Quantised outputs have the widest
-//! and the narrowest tile of each form.
+//! every element type, with and without gates, and all large tiles. Quantised outputs have the
+//! widest and the narrowest tile of each form.
 
 use super::super::{Form, Variant};
 use super::{FORMS, OperandForm};

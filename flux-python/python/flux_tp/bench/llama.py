@@ -168,7 +168,7 @@ class _Training:
         _compile(self.model, mode)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         torch.manual_seed(1)
-        # In one sequence: torch compiles no DTensors that several ones flatten to rows, of which each rank has a part.
+        # One sequence: of several, torch.compile cannot flatten DTensors that are split over ranks.
         self.ids = torch.randint(self.model.config.vocab_size, (1, m)).to(ranks.device)
         self.losses: list[Tensor] = []
 
@@ -208,13 +208,14 @@ class _Decoding:
 
     @torch.inference_mode()
     def _forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        # Under the name of a cache that older versions of transformers know, too: they ignore others.
+        # By the name that older versions of transformers know, too: they ignore others.
         return self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
 
     @torch.inference_mode()
     def step(self) -> Tensor:
         """The next token of each prompt, and the logits that it is the likeliest of."""
-        # Its own mask: transformers makes one in a capture alone, for which layers would be compiled anew, and a capture forbids that.
+        # A mask of its own: transformers makes one in captures alone, for which torch.compile
+        # would compile layers anew, and a capture forbids that.
         mask = (self.places <= self.cache.layers[0].cumulative_length).expand(len(self.token), 1, 1, -1)
         logits = self._forward(self.token, mask)
         self.token.copy_(logits.argmax(-1))
