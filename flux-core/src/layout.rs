@@ -332,7 +332,7 @@ pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
 pub const SENTINEL: u32 = u32::MAX;
 
 /// Most bytes that one rank sends another in an exchange of rows that are their own signals. More
-/// take signals: so many are about as long on NVLink as a fence and a signal take
+/// take signals. Not measured: so many are about as long on NVLink as a fence and a signal take
 /// (`both_ways_bytes_per_us` and `signal_ns` of [`Machine`](crate::machine::Machine)).
 pub const MAX_OWN_SIGNAL_BYTES: u64 = 512 << 10;
 

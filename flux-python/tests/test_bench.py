@@ -108,8 +108,8 @@ from flux_tp.bench.options import Options
 
 forward, calls = llama._Decoding._forward, {}
 
-def forward_of(self, ids):
-    logits = forward(self, ids)
+def forward_of(self, *args):
+    logits = forward(self, *args)
     number = calls[self] = calls.get(self, -1) + 1
     of_flux = list(calls).index(self) == 1
     return logits * 2 if of_flux and number == {"first": 3, "last": 8}[sys.argv[1]] else logits

@@ -7,7 +7,7 @@ use super::{Recipe, Resolved, call_number, labelled};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::spec::{EpilogueSpec, OpSpec};
-use crate::tensor::View;
+use crate::tensor::{Layout, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_core::Scales;
 use flux_core::problem::WeightList;
@@ -125,10 +125,13 @@ impl HostExecutor {
             let columns = recipe.problem.weight_columns(weight, rank).len() as u32;
             GateLayout::result_cols(self.epilogue.gates, columns) as usize
         };
-        // Rounded rows, as far apart as those of `y`, before they are quantised.
+        // Rounded rows of the extents of `y`, before they are quantised.
         let mut rounded: Vec<Vec<Y>> = (0..operands.weight_count())
             .filter(|_| quantizes)
-            .map(|weight| vec![Y::from_f32(0.0); operands.expect(Operand::Y, weight).layout.span()])
+            .map(|weight| {
+                let Layout { rows, cols, .. } = operands.expect(Operand::Y, weight).layout;
+                vec![Y::from_f32(0.0); rows * cols]
+            })
             .collect();
         let mut rounded_rows = rounded.iter_mut();
         let mut weights = WeightList::new();
@@ -137,7 +140,7 @@ impl HostExecutor {
             // SAFETY: as of `x`.
             let w = unsafe { rows(view(Operand::W)) };
             let y = match rounded_rows.next() {
-                Some(elements) => RowsMut { elements, stride: view(Operand::Y).layout.row_stride },
+                Some(elements) => RowsMut { elements, stride: view(Operand::Y).layout.cols },
                 // SAFETY: the view borrows host memory alone for longer than the call, which
                 // overlaps no other operand but a residual that is not read through a view of its
                 // own.
@@ -196,7 +199,7 @@ impl HostExecutor {
         let scales = (numerics.output_scales, given.map(|of: Rows<'_, f32>| of.elements[0]));
         for (weight, elements) in rounded.iter().enumerate() {
             let y = operands.expect(Operand::Y, weight);
-            let from = Rows { elements, stride: y.layout.row_stride };
+            let from = Rows { elements, stride: y.layout.cols };
             // SAFETY: the view borrows this host memory alone for longer than the call.
             let to = unsafe { rows_mut(y) };
             quantize(from, (y.layout.rows, columns(weight)), None, scales, to, None);

@@ -153,6 +153,12 @@ pub enum TuneError {
         /// What became of it.
         reason: String,
     },
+    /// The op's outputs have scales of blocks, which other tiles have than those that are timed.
+    #[error(
+        "tuning leaves quantised outputs out, and those with scales of blocks have tiles of their \
+         own: leave them to the cost model, or tune with one scale"
+    )]
+    QuantizedBlocks,
     /// Another rank could not go on.
     #[error("rank {rank} could not tune: {reason}")]
     Peer {
@@ -199,13 +205,16 @@ impl OpSpec {
             launch: LaunchOptions { trace: false, ..self.launch },
             ..self.clone()
         };
-        with_elements!(spec.numerics, X, Y, run::<X, Y>(&spec, comm, options))
+        let of_blocks = self.numerics.output_scales == Scales::Block;
+        with_elements!(spec.numerics, X, Y, run::<X, Y>(&spec, of_blocks, comm, options))
     }
 }
 
 /// Times plans for a spec without epilogue and time line, and with one weight; collective.
+/// `of_blocks`: outputs of the op have scales of blocks.
 fn run<X: Element, Y: Element>(
     spec: &OpSpec,
+    of_blocks: bool,
     comm: &Communicator,
     options: &TuneOptions,
 ) -> Result<Tuned, TuneError> {
@@ -219,9 +228,11 @@ fn run<X: Element, Y: Element>(
         present.as_ref(),
     )?;
     let user = UserTable::at(spec.plan_table.as_deref(), false);
-    let list = own
-        .map_err(TuneError::from)
-        .and_then(|own| Ok((own, list(comm, spec, options, own, &user)?)));
+    let list = match own {
+        Ok(_) if of_blocks => Err(TuneError::QuantizedBlocks),
+        Ok(own) => list(comm, spec, options, own, &user).map(|list| (own, list)),
+        Err(error) => Err(error.into()),
+    };
     let (own, list) = agreed(comm, list)?;
     let (problem, present) =
         (spec.largest(comm.world_size())?, of_rank_0.map_or(own, |plans| *plans.get(1)));

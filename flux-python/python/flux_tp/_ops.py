@@ -428,6 +428,8 @@ def prepare(
         raise OperandError(f"scales = {scales!r} with dtype = {dtype_name(dtype)}: give {', '.join(forms[1:])} with float8_e4m3fn, and None with others")
     if out_scales is not None and (scales is None or out_scales not in ("tensor", "block")):
         raise OperandError(f"out_scales = {out_scales!r} with scales = {scales!r}: give tensor or block with float8_e4m3fn, or None")
+    if out_scales is not None and dtype_name(out_dtype) != "bfloat16":
+        raise OperandError(f"out_dtype = {dtype_name(out_dtype)} with out_scales: quantised results are rounded to torch.bfloat16")
     types = (dtype_name(dtype), dtype_name(out_dtype), forms.index(scales or "none"), forms.index(out_scales or "none"))
     if norm_scales is not None and (eps is None or norm_scales not in forms[1:]):
         raise OperandError(f"norm_scales = {norm_scales!r} with eps = {eps}: give {', '.join(forms[1:])} with eps, or None")

@@ -144,18 +144,24 @@ class Clock:
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a CUDA graph, which writes the same results on each replay."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     torch.cuda.synchronize()
+    reasons: list[Exception] = []
     try:
         # NCCL's watchdog calls the driver meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = call()
+            try:
+                results = call()
+            except Exception as error:
+                reasons.append(error)
+                raise
     except Exception as error:
-        # The default generator goes on taking its calls for captured ones.
+        # The end of a capture that has failed fails, too. It leaves its stream current and hides
+        # why, and the default generator goes on taking its calls for captured ones.
+        torch.cuda.set_stream(stream)
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
-        # The end of a capture that has failed fails, too, and hides why.
-        raise error.__context__ or error from None
+        raise [*reasons, error][0] from None
 
     def replay() -> object:
         graph.replay()

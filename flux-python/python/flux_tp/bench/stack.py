@@ -110,11 +110,12 @@ def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, o
     return worst
 
 
-def difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """The largest difference of two losses of a step, relative to the first loss; infinite where one is not finite.
+def difference(losses: Sequence[float], others: Sequence[float], least: float = 0.0) -> float:
+    """The largest relative difference of two losses of a step; infinite where one is not finite.
 
-    Not to the step's own: what has been learned by heart has a loss near zero.
+    A loss counts at least as this part of the first one: what is learned by heart has a loss near zero.
     """
-    found = [abs(one - other) / abs(losses[0]) if losses[0] else math.inf for one, other in zip(losses, others, strict=True)]
+    sizes = [max(abs(one), least * abs(losses[0])) for one in losses]
+    found = [abs(one - other) / size if size else math.inf for one, other, size in zip(losses, others, sizes, strict=True)]
     # `max` ignores NaN unless it comes first.
     return max(ratio if math.isfinite(ratio) else math.inf for ratio in found)
