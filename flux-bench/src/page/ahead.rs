@@ -30,7 +30,8 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     }
     page.paragraph(
         "",
-        "How many calls are faster than NCCL and cuBLASLt in turn, and by how much.",
+        "How many cases, an op of a shape with so many rows, are faster than NCCL and cuBLASLt \
+         in turn, and by how much.",
     );
     let mut items = sums(&all);
     items.extend(kernel_alone(records));
@@ -63,7 +64,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.paragraph(
         "note",
         "\u{25b2} ahead, \u{25bc} behind, = within half a per cent. Names of records are GPU, \
-         number of GPUs and transport; `tuned` has plans that `flux-bench tune` has found.",
+         number of GPUs and transport; `tuned` has plans that `flux-bench tune` has found, \
+         `portable` the kernel of GPUs other than Hopper, `batch-invariant` bits of a row that no \
+         other row changes, and `any-order` the same cases without that.",
     );
 }
 
@@ -81,12 +84,15 @@ fn by_op(page: &mut Html, all: &[(&Named, &Report)]) {
     let mut columns = vec![Column::Words("op"), Column::Words("model")];
     columns.extend(RANGES.map(|(title, _)| Column::Number(title)));
     let range = |rows: &[&Row], of: fn(u32) -> bool| {
-        let found = rows.iter().filter(|row| of(row.head.m)).map(|row| speed_up(row));
-        let (least, most) = extremes(found);
-        if least > most {
+        let found: Vec<f64> =
+            rows.iter().filter(|row| of(row.head.m)).map(|row| speed_up(row)).collect();
+        let (least, most) = extremes(found.iter().copied());
+        if found.is_empty() {
             return Cell::Gain(None);
         }
-        Cell::Gains { least, lines: vec![format!("{least:.2}x to {most:.2}x")] }
+        let ahead = found.iter().filter(|&&gain| gain > 1.0).count();
+        let cases = format!("ahead in {ahead} of {}", found.len());
+        Cell::Gains { least, lines: vec![format!("{least:.2}x to {most:.2}x"), cases] }
     };
     let lines: Vec<Vec<Cell>> = groups
         .iter()
@@ -125,7 +131,7 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
                 "The portable kernel, which GPUs other than Hopper take, run on Hopper".to_owned()
             }
             "nvlink" => "`nvlink`, GPUs of one host with peer access".to_owned(),
-            "pcie" => "`pcie`, GPUs of one host without peer access".to_owned(),
+            "pcie" => "`pcie`, GPUs of one host without peer access, or with it off".to_owned(),
             "mixed" => "`mixed`, hosts of several GPUs".to_owned(),
             "nccl" => "`nccl`, any other GPUs".to_owned(),
             other => format!("`{other}`"),
@@ -150,7 +156,7 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
     let words = |(on, gains): (String, Vec<f64>)| {
         let ahead = gains.iter().filter(|&&gain| gain > 1.0).count();
         let (low, high) = extremes(gains.iter().copied());
-        format!("{on}: faster in {ahead} of {} calls, {low:.2}x to {high:.2}x", gains.len())
+        format!("{on}: faster in {ahead} of {} cases, {low:.2}x to {high:.2}x", gains.len())
     };
     sums.into_iter().map(words).collect()
 }

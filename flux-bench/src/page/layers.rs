@@ -26,7 +26,9 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
          way's time over flux's: NCCL's AllReduce in prefill and decode, Megatron-LM's AllGather \
          and ReduceScatter in training. Below it stands the best other way, such as PyTorch's \
          symmetric memory, where that is another. The colour is the worse of both. E is the share \
-         of what collectives add to a layer that flux saves.",
+         of what collectives add to a layer that flux saves. vLLM's row-parallel layers take NCCL's \
+         AllReduce; one-shot and two-shot AllReduce and async-TP are PyTorch's ways over peer \
+         memory. `kept x` holds gathered rows for the backward pass.",
     );
     for phase in phases(&all) {
         gains(page, &phase, &all);
@@ -67,7 +69,8 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     page.paragraph(
         "note",
         "Milliseconds of a layer, a training step or an answer; shorter is better. The outline has \
-         no collectives at all and is wrong by design: it is the bound. flux's bars are blue and \
+         no collectives at all and is wrong by design: it is what is left to reach with cuBLASLt's \
+         GEMMs, and GEMMs with fused activations can pass it. flux's bars are blue and \
          its words bold. Whiskers reach from p10 to p90, for vLLM from the least to the most.",
     );
     for (number, (named, report)) in all.iter().enumerate() {

@@ -15,7 +15,8 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
         "lede",
         "flux fuses the GEMMs of tensor-parallel layers with their collectives, so that traffic \
          hides under arithmetic. This page shows how long its calls take beside the same work done \
-         in turn: NCCL's collective, then cuBLASLt's GEMM.",
+         in turn: NCCL's AllGather before cuBLASLt's GEMM, or its ReduceScatter or AllReduce behind \
+         it.",
     );
     page.paragraph(
         "note",
@@ -33,16 +34,22 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
     );
     page.terms(&[
         ("m", "rows of a call: tokens of a batch or a prompt, over all ranks"),
+        (
+            "ag_gemm, gemm_rs, gemm_ar",
+            "AllGather of rows and a column-parallel GEMM; a row-parallel GEMM and ReduceScatter, or \
+             AllReduce, of its sums",
+        ),
+        ("n, k", "extents of the weight of all ranks together"),
         ("TP", "ranks of the tensor-parallel group, one GPU each"),
         ("T_op", "one call of flux: GEMM and collective, fused"),
         ("T_gemm", "the rank's GEMM alone, by cuBLASLt; a faster kernel can beat it"),
-        ("T_serial", "NCCL's collective and that GEMM, one after the other"),
+        ("T_serial", "NCCL's collective before or behind that GEMM"),
         ("speed-up", "T_serial / T_op; above 1 flux is ahead"),
         (
             "E",
             "(T_serial - T_op) / (T_serial - T_gemm), the share of the communication that is \
              hidden: 0 % is no better than in turn, and a kernel faster than cuBLASLt's may pass \
-             100 %; a dash where the difference is within noise",
+             100 %; a dash where T_serial - T_gemm is within noise",
         ),
         (
             "transport",
