@@ -24,11 +24,11 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         "",
         "PyTorch layers of real models, with attention, norms and activations. A gain is another \
          way's time over flux's: NCCL's AllReduce in prefill and decode, Megatron-LM's AllGather \
-         and ReduceScatter in training. Below it stands the best other way, such as PyTorch's \
-         symmetric memory, where that is another. The colour is the worse of both. E is the share \
-         of what collectives add to a layer that flux saves. vLLM's row-parallel layers take NCCL's \
-         AllReduce; one-shot and two-shot AllReduce and async-TP are PyTorch's ways over peer \
-         memory. `kept x` holds gathered rows for the backward pass.",
+         and ReduceScatter in training. Below it stands the best other way, where that is \
+         another: PyTorch's one-shot or two-shot AllReduce (AR) over peer memory, or its \
+         async-TP. The colour is the worse of both. E is the share of what collectives add to a \
+         layer that flux saves. vLLM's row-parallel layers take NCCL's AllReduce, too. `kept x` \
+         holds gathered rows for the backward pass.",
     );
     for phase in phases(&all) {
         gains(page, &phase, &all);
@@ -126,7 +126,7 @@ fn phase(row: &LayerRow) -> String {
     row.case.as_ref().map_or_else(|| row.phase.clone(), |case| format!("{} {case}", row.phase))
 }
 
-/// The gains of a phase: a line for each model and record, a column for each number of rows.
+/// The gains of a phase: a line for each number of rows, a column for each model and record.
 fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
     let rows = || {
         let rows = all.iter().flat_map(|(n, report)| report.rows.iter().map(move |row| (*n, row)));
@@ -134,36 +134,35 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
     };
     let sizes: BTreeSet<u32> = rows().filter_map(|(_, row)| row.m.or(row.batch)).collect();
     let by_batch = rows().all(|(_, row)| row.m.is_none());
-    let titles: Vec<String> = sizes
-        .iter()
-        .map(|size| if by_batch { format!("batch {size}") } else { format!("m {size}") })
-        .collect();
-    let mut columns = ["model", "GPUs", "transport", "operands"].map(Column::Words).to_vec();
-    columns.extend(titles.iter().map(|title| Column::Number(title)));
-    columns.push(Column::Words("record"));
-    let mut lines: Vec<(&Named, (&str, &str))> = Vec::new();
+    let mut measured: Vec<(&Named, (&str, &str))> = Vec::new();
     for (named, row) in rows() {
-        if !lines.iter().any(|(n, of)| (&n.name, *of) == (&named.name, model_of(row))) {
-            lines.push((named, model_of(row)));
+        if !measured.iter().any(|(n, of)| (&n.name, *of) == (&named.name, model_of(row))) {
+            measured.push((named, model_of(row)));
         }
     }
-    let cells = lines.iter().map(|(named, of)| {
-        let mut cells: Vec<Cell> = vec![
-            of.0.into(),
-            machines::machine(&named.record).into(),
-            named.record.transport().unwrap_or("-").into(),
-            of.1.into(),
-        ];
-        cells.extend(sizes.iter().map(|size| {
+    let titles: Vec<String> = measured
+        .iter()
+        .map(|(Named { record, .. }, (model, dtype))| {
+            let transport = record.transport().unwrap_or("-");
+            format!("{model} {dtype}, {}, {transport}", machines::machine(record))
+        })
+        .collect();
+    let mut columns = vec![Column::Number(if by_batch { "batch" } else { "m" })];
+    columns.extend(titles.iter().map(|title| Column::Number(title)));
+    let mut lines: Vec<Vec<Cell>> = Vec::new();
+    for size in sizes {
+        let gain = |(named, of): &(&Named, (&str, &str))| {
             let is_it = |(n, row): &(&Named, &LayerRow)| {
-                (&n.name, model_of(row), row.m.or(row.batch)) == (&named.name, *of, Some(*size))
+                (&n.name, model_of(row), row.m.or(row.batch)) == (&named.name, *of, Some(size))
             };
             rows().find(is_it).and_then(|(_, row)| both(row)).unwrap_or(Cell::Gain(None))
-        }));
-        cells.push(Cell::link(&named.name));
-        cells
-    });
-    let cells: Vec<Vec<Cell>> = cells.collect();
+        };
+        lines.push(
+            std::iter::once(size.to_string().into()).chain(measured.iter().map(gain)).collect(),
+        );
+    }
+    let links = measured.iter().map(|(named, _)| Cell::link(&named.name));
+    lines.push(std::iter::once("record".into()).chain(links).collect());
     page.heading(&match of {
         "prefill" => "Prefill".to_owned(),
         "decode" => "Decode".to_owned(),
@@ -173,7 +172,7 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         "generate" => "Decoding: a token of a model of transformers".to_owned(),
         other => other.replace("vllm", "vLLM:"),
     });
-    page.table(&columns, &cells);
+    page.table(&columns, &lines);
 }
 
 /// The model, and the element type of its operands.
@@ -188,7 +187,7 @@ fn both(row: &LayerRow) -> Option<Cell> {
     let mut least = over_base;
     if let Some((best, time)) = row.best_other().filter(|(best, _)| *best != base) {
         let over_best = time / row.ms[mode];
-        lines.push(format!("{over_best:.2}x best other ({})", LayersReport::title(best)));
+        lines.push(format!("{over_best:.2}x {}", LayersReport::title(best)));
         least = least.min(over_best);
     }
     Some(Cell::Gains { least, lines })

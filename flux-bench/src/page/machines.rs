@@ -14,9 +14,9 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
     page.paragraph(
         "lede",
         "flux fuses the GEMMs of tensor-parallel layers with their collectives, so that traffic \
-         hides under arithmetic. This page shows how long its calls take beside the same work done \
-         in turn: NCCL's AllGather before cuBLASLt's GEMM, or its ReduceScatter or AllReduce behind \
-         it.",
+         hides under arithmetic. This page shows how long its calls take beside the same work \
+         done in turn: NCCL's AllGather before cuBLASLt's GEMM, or its ReduceScatter or AllReduce \
+         behind it.",
     );
     page.paragraph(
         "note",
@@ -36,8 +36,8 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
         ("m", "rows of a call: tokens of a batch or a prompt, over all ranks"),
         (
             "ag_gemm, gemm_rs, gemm_ar",
-            "AllGather of rows and a column-parallel GEMM; a row-parallel GEMM and ReduceScatter, or \
-             AllReduce, of its sums",
+            "AllGather of rows and a column-parallel GEMM; a row-parallel GEMM and ReduceScatter, \
+             or AllReduce, of its sums",
         ),
         ("n, k", "extents of the weight of all ranks together"),
         ("TP", "ranks of the tensor-parallel group, one GPU each"),

@@ -95,12 +95,10 @@ fn a_layers_gain_has_the_colour_of_the_worse_of_the_base_and_the_best_other_way(
         row["ms"] = serde_json::json!({ "ar": 3.0, "two_shot": 1.0, "flux": 2.0 });
         row["spread"] = serde_json::json!({});
     });
-    let both = "1.50x NCCL AllReduce,<br>0.50x best other (two-shot AR)";
+    let both = "1.50x NCCL AllReduce,<br>0.50x two-shot AR";
     assert!(html.contains(&format!("<span class=\"behind\"><i>\u{25bc}</i> {both}</span>")));
-    let line = |dtype| {
-        format!("<td>llama3-70b</td><td>4 x NVIDIA H200</td><td>nvlink</td><td>{dtype}</td>")
-    };
-    assert!(html.contains(&line("bf16")) && html.contains(&line("e4m3.row:bf16")));
+    let column = |dtype| format!("llama3-70b {dtype}, 4 x NVIDIA H200, nvlink</th>");
+    assert!(html.contains(&column("bf16")) && html.contains(&column("e4m3.row:bf16")));
 }
 
 #[test]
