@@ -251,11 +251,11 @@ impl OpSpec {
             return Err(BuildError::ScaledWeights { weights, numerics });
         }
         let gated = self.epilogue.gates.is_some();
-        let multiple = if gated { 2 * SCALE_BLOCK } else { SCALE_BLOCK };
+        let columns_per_output = if gated { 2 } else { 1 };
         if let Some(Plan { tile, .. }) = self.plan
-            && numerics.output_scales == Scales::Block
-            && !tile.n.is_multiple_of(multiple)
+            && !numerics.splits_no_output_block(tile.n / columns_per_output)
         {
+            let multiple = columns_per_output * SCALE_BLOCK;
             return Err(BuildError::QuantizedTile { tile, multiple });
         }
         if !gated {

@@ -181,7 +181,7 @@ private:
         scales.advance();
     }
 
-    // Takes what has come, and not before a step's sum is there: a value that is awaited holds up
+    // Takes what has come, and not before a step's sum is there. A value that is awaited holds up
     // the issue of products, and compilers await it as early as they can.
     __device__ __forceinline__ void take(float sum) {
         const u32 nothing = __float_as_uint(sum) & zero;

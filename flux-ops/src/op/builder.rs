@@ -258,11 +258,11 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
 }
 
 impl<Y: Element> Builder<AllGatherGemm<F8E4M3, Y>> {
-    /// Writes `y` as 8-bit operands of the next op, in place of elements of `Y`: what a
-    /// [`Quantizer`](crate::Quantizer) makes of the rounded `y`, with the scales behind the codes
-    /// of each row; what fills their last 16 bytes is undefined. [`Scales::Tensor`] takes the scale
-    /// of all from each call; [`Scales::Block`] is of ops whose operands have these scales. The
-    /// scale of a row would need the columns of all ranks. The same on every rank.
+    /// Writes `y` as 8-bit operands of the next op, in place of elements of `Y`. Codes and scales
+    /// are what a [`Quantizer`](crate::Quantizer) makes of the rounded `y`. Scales lie behind the
+    /// codes of each row; what fills their last 16 bytes is undefined. [`Scales::Tensor`] takes the
+    /// scale of all from each call; [`Scales::Block`] is of ops whose operands have these scales.
+    /// The scale of a row would need the columns of all ranks. The same on every rank.
     ///
     /// Calls bring weights by [`Call::quantized_weight`](crate::Call::quantized_weight). Kernels
     /// are compiled when an op first needs them. Those of [`Scales::Block`] are Hopper's.

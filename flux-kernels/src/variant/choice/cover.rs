@@ -16,8 +16,9 @@ impl Variant {
     ///
     /// Large tiles have few registers: every op has them. Other tiles are in turns of an op that
     /// gathers or of one that sums. Sums take registers for loading ahead, or else for weights of
-    /// `[k, n]`, and some large tiles send [`Partials::F32`]. Fast accumulation has the main loop of
-    /// 16-bit operands and the epilogue of scales of rows, so only large tiles have it, in turns.
+    /// `[k, n]`, and some large tiles send [`Partials::F32`]. Fast accumulation has the main loop
+    /// of 16-bit operands and the epilogue of scales of rows, so only large tiles have it, in
+    /// turns.
     ///
     /// The portable kernel has small tiles for compute capability 8.0, those of 8-bit operands for
     /// 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX has no

@@ -352,8 +352,8 @@ pub fn an_output_that_cannot_be_quantised_is_refused(machine: Machine) {
         let error = refused(of_blocks, Scales::Block, gathers, narrow);
         assert_eq!(
             error.to_string(),
-            "tiles of 64x128x128 split the outputs that share a scale: 128 columns of y take 256 of \
-             a tile"
+            "tiles of 64x128x128 split the outputs that share a scale: 128 columns of y take 256 \
+             of a tile"
         );
 
         let case = case(1, 4, Scales::Row, None);

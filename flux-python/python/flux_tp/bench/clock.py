@@ -161,7 +161,7 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
         torch.cuda.set_stream(stream)
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator(generator.device).graphsafe_get_state())
-        raise [*reasons, error][0] from None
+        raise (reasons or [error])[0] from None
 
     def replay() -> object:
         graph.replay()

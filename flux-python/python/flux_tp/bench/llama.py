@@ -171,7 +171,7 @@ class _Training:
         _compile(self.model, mode)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         torch.manual_seed(1)
-        # One sequence: of several, torch.compile cannot flatten DTensors that are split over ranks.
+        # One sequence: torch.compile refuses several that PyTorch's styles split.
         self.ids = torch.randint(self.model.config.vocab_size, (1, m)).to(ranks.device)
         self.losses: list[Tensor] = []
 
