@@ -16,8 +16,9 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from importlib import import_module
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,7 @@ class Ranks:
     def __init__(self, world: int, modules: str, environment: dict[str, str] | None = None, forked: bool = False, **options: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flux-test-")
         os.chmod(self._folder.name, 0o700)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = _port()
         context = multiprocessing.get_context("spawn")
         if forked and options.get("transport", "host") == "host":
             context = _forks()
@@ -62,14 +61,8 @@ class Ranks:
                 "FLUX_WORLD_SIZE": world,
                 "FLUX_LOCAL_RANK": rank,
                 "FLUX_RENDEZVOUS": self._folder.name,
-                # For torch.distributed, which cases may ask.
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "RANK": rank,
-                "WORLD_SIZE": world,
-                "LOCAL_RANK": rank,
-                "LOCAL_WORLD_SIZE": world,
-                "OMP_NUM_THREADS": 1,
+                # Cases may ask torch.distributed.
+                **_of_torchrun(rank, world, port),
                 # Multicast may fail the links of a whole host.
                 "NCCL_NVLS_ENABLE": 0,
             }
@@ -125,6 +118,51 @@ class Ranks:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def run_forked(world: int, call: Callable[..., object], *arguments: Any) -> str:
+    """Has ranks call a function of a module as if torchrun had started them, as forks; what they print. Each must end well."""
+    context, port = _forks(), _port()
+    with tempfile.TemporaryDirectory(prefix="flux-test-") as folder:
+        files = [Path(folder, str(rank)) for rank in range(world)]
+        variables = [{name: str(value) for name, value in _of_torchrun(rank, world, port).items()} for rank in range(world)]
+        processes = [context.Process(target=_call, args=(*of_rank, call, arguments)) for of_rank in zip(variables, files, strict=True)]
+        for process in processes:
+            process.start()
+        deadline, running = time.monotonic() + PATIENCE, set(processes)
+        while running and not any(process.exitcode for process in processes) and time.monotonic() < deadline:
+            connection.wait([process.sentinel for process in running], timeout=deadline - time.monotonic())
+            running = {process for process in running if process.exitcode is None}
+        # As torchrun does where one has failed.
+        for process in running:
+            process.terminate()
+            process.join(GRACE)
+            process.kill()
+        words = "\n".join(file.read_text() for file in files)
+    ends = [process.exitcode for process in processes]
+    assert not any(ends), f"{ends}\n{words}"
+    return words
+
+
+def _call(environment: dict[str, str], file: Path, call: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    with file.open("w") as words:
+        os.dup2(words.fileno(), 1)
+        os.dup2(words.fileno(), 2)
+    gc.freeze()
+    sys.exit(call(*arguments))
+
+
+def _port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _of_torchrun(rank: int, world: int, port: int) -> dict[str, Any]:
+    """Variables that torchrun sets."""
+    ranks = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
 
 
 def _forks() -> multiprocessing.context.BaseContext:

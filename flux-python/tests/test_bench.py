@@ -1,9 +1,8 @@
 """The measurement of whole layers, on a model small enough for the CPU."""
 
 import json
-import os
 import runpy
-import socket
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -11,11 +10,25 @@ from pathlib import Path
 
 import pytest
 
+from ranks import run_forked
+
 pytest.importorskip("torch", reason="torch is not installed")
 
 PATIENCE = 300
 MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux", "flux_ar", "flux_kept"]
 PEERS = Path(__file__).parents[2] / "flux-bench/peers/async_tp.py"
+
+
+def measure(*words):
+    """As two ranks of ``bench``."""
+    return run_forked(2, measure_as_rank, *words)
+
+
+def measure_as_rank(*words):
+    from flux_tp.bench.__main__ import main
+
+    sys.argv[1:] = words
+    return main()
 
 
 def bench(*words):
@@ -29,7 +42,7 @@ def bench(*words):
 def record(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "tiny-layers.json"
     few = ["--layers", "2", "--samples", "2", "--time-limit", "220", "--modes", ",".join(MODES)]
-    bench("layers", "--models", "tiny", "--ms", "16,5", "--transport", "host", "--tp", "2", *few, "--json", str(path))
+    measure("layers", "--models", "tiny", "--ms", "16,5", "--transport", "host", *few, "--json", str(path))
     return path
 
 
@@ -69,8 +82,8 @@ def test_a_record_is_shown_as_tables(record):
 @pytest.mark.parametrize("scales", ["tensor", "row", "block"])
 def test_layers_in_8_bits_are_compared_with_those_in_bf16(scales, tmp_path):
     path, modes = tmp_path / "fp8-layers.json", ["none", "ar", "sp", "flux", "flux_bf16"]
-    few = ["--ms", "16", "--layers", "2", "--samples", "1", "--modes", ",".join(modes), "--transport", "host", "--tp", "2", "--json", str(path)]
-    bench("layers", "--dtype", "fp8", "--scales", scales, *few)
+    few = ["--ms", "16", "--layers", "2", "--samples", "1", "--modes", ",".join(modes), "--transport", "host", "--json", str(path)]
+    measure("layers", "--dtype", "fp8", "--scales", scales, *few)
     rows = json.loads(path.read_text())["rows"]
     assert [row["phase"] for row in rows] == ["prefill", "decode"]
     for row in rows:
@@ -85,8 +98,8 @@ def test_layers_in_8_bits_are_compared_with_those_in_bf16(scales, tmp_path):
 def test_whole_models_have_the_losses_and_logits_of_pytorchs_styles(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     path = tmp_path / "models.json"
-    few = ["--ms", "16", "--layers", "1", "--samples", "1", "--modes", "torch,flux,async_tp", "--transport", "host", "--tp", "2"]
-    bench("models", *few, "--json", str(path))
+    few = ["--ms", "16", "--layers", "1", "--samples", "1", "--modes", "torch,flux,async_tp", "--transport", "host"]
+    measure("models", *few, "--json", str(path))
     rows = json.loads(path.read_text())["rows"]
     assert [(row["phase"], row.get("m"), row.get("batch")) for row in rows] == [("steps", 16, None), ("generate", None, 16)]
     for row in rows:
@@ -99,39 +112,61 @@ def test_whole_models_have_the_losses_and_logits_of_pytorchs_styles(tmp_path):
     assert f"| tiny | steps | 2 | m=16 | {rows[0]['ms']['torch']:.2f} |" in shown and "async-TP, steps: it needs GPUs" in shown, shown
 
 
-DECODE = """
-import sys
-from pathlib import Path
+def test_a_gpt_of_megatron_is_trained_with_both(tmp_path):
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    path = tmp_path / "tiny-megatron.json"
+    few = ["--models", "tiny", "--ms", "16", "--layers", "2", "--samples", "5", "--transport", "host", "--time-limit", "220"]
+    measure("megatron", *few, "--json", str(path))
+    (row,) = json.loads(path.read_text())["rows"]
+    # Each model has learned, and they are not the same computation.
+    for losses in row["losses"].values():
+        assert len(losses) == 8 and losses[-1] < losses[0], losses
+    assert row["verified"] and row["losses"]["flux"] != row["losses"]["megatron"]
+    assert f"| tiny | 2 | 2 | 16 | {row['ms']['megatron']:.1f} | {row['ms']['flux']:.1f} |" in bench("show", str(path))
 
-from flux_tp.bench import llama
-from flux_tp.bench.options import Options
 
-forward, calls = llama._Decoding._forward, {}
+STOPPED = """
+import os
+import signal
 
-def forward_of(self, *args):
-    logits = forward(self, *args)
-    number = calls[self] = calls.get(self, -1) + 1
-    of_flux = list(calls).index(self) == 1
-    return logits * 2 if of_flux and number == {"first": 3, "last": 8}[sys.argv[1]] else logits
+from flux_tp.bench.__main__ import _trace_stops
 
-llama._Decoding._forward = forward_of
-llama.run(Options(["tiny"], ["generate"], [2], ["torch", "flux"], 1, "host", 1, Path(sys.argv[2]), 200.0))
-assert set(calls.values()) == {8}, calls
+def waiting():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+_trace_stops(60.0)
+waiting()
 """
-"""One rank. A mode's calls are the prompt, two first steps, one that is kept, four that are timed, and one that is kept."""
+
+
+def test_a_rank_that_is_ended_tells_where_it_is():
+    ended = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == -signal.SIGTERM and "in waiting" in ended.stderr, ended
+
+
+def decode_wrongly(wrong, path):
+    """One rank. A mode's calls are the prompt, two first steps, one that is kept, four that are timed, and one that is kept."""
+    from flux_tp.bench import llama
+    from flux_tp.bench.options import Options
+
+    forward, calls = llama._Decoding._forward, {}
+
+    def forward_of(self, *args):
+        logits = forward(self, *args)
+        number = calls[self] = calls.get(self, -1) + 1
+        of_flux = list(calls).index(self) == 1
+        return logits * 2 if of_flux and number == {"first": 3, "last": 8}[wrong] else logits
+
+    llama._Decoding._forward = forward_of
+    llama.run(Options(["tiny"], ["generate"], [2], ["torch", "flux"], 1, "host", 1, path, 200.0))
+    assert set(calls.values()) == {8}, calls
 
 
 @pytest.mark.parametrize("wrong", ["first", "last"])
 def test_wrong_logits_of_the_timed_call_are_found_before_and_after_the_timing(wrong, tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     path = tmp_path / "models.json"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", DECODE, wrong, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ | rank)
-    assert ended.returncode == 0, ended.stderr
+    run_forked(1, decode_wrongly, wrong, path)
     (row,) = json.loads(path.read_text())["rows"]
     assert not row["verified"], row
 

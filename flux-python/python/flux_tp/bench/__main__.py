@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +18,8 @@ _LARGE = ["gpt3", "llama3-70b", "qwen3-32b"]
 _MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
 _OF_DTYPES = {"bf16": (list(PHASES), _MODES.split(",")), "fp8": (["prefill", "decode"], f"{_MODES},flux_bf16".split(","))}
 """Phases and modes that are measured unless others are named."""
-GRACE = 180.0
-"""Seconds past the time limit after which the ranks are given up."""
+GRACE = 90.0
+"""Seconds past the time limit after which a rank ends itself, and twice that, after which the ranks are given up."""
 
 
 def _words(known: list[str]):
@@ -139,9 +141,9 @@ def _start(arguments: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     try:
-        ended = subprocess.run([*command, "-m", "flux_tp.bench", *sys.argv[1:]], env=environment, timeout=arguments.time_limit + GRACE)
+        ended = subprocess.run([*command, "-m", "flux_tp.bench", *sys.argv[1:]], env=environment, timeout=arguments.time_limit + 2 * GRACE)
     except subprocess.TimeoutExpired:
-        print(f"the ranks have not ended {GRACE:.0f} s after the time limit", file=sys.stderr)
+        print(f"the ranks have not ended {2 * GRACE:.0f} s after the time limit", file=sys.stderr)
         return 1
     return ended.returncode
 
@@ -166,6 +168,13 @@ def _vllm(a: argparse.Namespace) -> int:
     return run(Options(a.models, ["vllm"], None, a.modes, a.layers, "nvlink", a.samples, a.json, a.time_limit, "row" if a.dtype == "fp8" else None), tp)
 
 
+def _trace_stops(limit: float) -> None:
+    """Has a rank tell where it is when it crashes, when torchrun ends it as another has failed, and after ``limit`` s, when it ends."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)
+    faulthandler.dump_traceback_later(limit, exit=True)
+
+
 def main() -> int:
     arguments = _arguments()
     if arguments.command == "show":
@@ -185,7 +194,9 @@ def main() -> int:
     else:
         from .layers import run
 
+    _trace_stops(arguments.time_limit + GRACE)
     run(_options(arguments))
+    faulthandler.cancel_dump_traceback_later()
     return 0
 
 

@@ -5,7 +5,6 @@ Invariant: every rank takes the same decisions, so all make the same calls in th
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import sys
@@ -20,7 +19,7 @@ from .fp8 import quantized_layer, with_scales_of_inputs
 from .memory import free_on_host, least_bytes, refusal
 from .models import MODELS
 from .modes import MODES, AllReduce, Calibrating, Dequantised, Mode
-from .options import GRACE, Options
+from .options import Options
 from .ranks import Ranks
 from .record import Record
 from .show import line
@@ -38,7 +37,6 @@ def verified(errors: Mapping[str, float], bound: float) -> bool:
 
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
-    faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
     ranks = Ranks(options.transport, max(max(options.rows(phase)) for phase in options.phases))
     why = ranks.first_word(refusal(options, ranks.world, *_free(ranks)))
     if why is not None:
@@ -66,7 +64,6 @@ def run(options: Options) -> None:
                 torch.cuda.empty_cache()
         del layers, narrow
     ranks.close()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def _free(ranks: Ranks) -> tuple[int, int]:

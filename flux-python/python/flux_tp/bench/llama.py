@@ -5,7 +5,6 @@ Invariant: all modes have the same initial weights and tokens, and make the same
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from . import styles
 from .clock import WARM_UP, Clock, captured, figures
 from .layers import attempt, say
 from .models import MODELS
-from .options import GRACE, Options
+from .options import Options
 from .ranks import Ranks
 from .record import Record
 from .show import line
@@ -65,7 +64,6 @@ MODES = {
 
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
-    faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
     most = {"steps": 1, "generate": PROMPT}
     ranks = Ranks(options.transport, max(most[phase] * max(options.rows(phase)) for phase in options.phases))
     mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("tp",))
@@ -84,7 +82,6 @@ def run(options: Options) -> None:
         if ranks.device.type == "cuda":
             torch.cuda.empty_cache()
     ranks.close()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str, count: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Invariant: both make the same number of steps in the same order, so that their l
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import warnings
 from typing import Any
 
@@ -30,7 +29,7 @@ with warnings.catch_warnings():
 from .attention import SEQUENCE
 from .clock import Clock, figures
 from .models import MODELS, Model
-from .options import GRACE, Options
+from .options import Options
 from .ranks import Ranks
 from .record import Record
 from .show import line
@@ -125,7 +124,6 @@ class _Training:
 
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
-    faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
     ranks = Ranks(options.transport, max(options.rows("train")))
     start(ranks.world, ranks.device)
     own = {"layers": options.layers, "sequence": SEQUENCE, "vocabulary": VOCABULARY, "tolerance": TOLERANCE, "megatron_core": __version__}
@@ -143,7 +141,6 @@ def run(options: Options) -> None:
             if ranks.device.type == "cuda":
                 torch.cuda.empty_cache()
     ranks.close()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def _row(ranks: Ranks, options: Options, name: str, m: int) -> dict[str, Any]:

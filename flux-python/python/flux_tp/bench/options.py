@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ENGINES", "GRACE", "OF_MODELS", "PHASES", "Options"]
+__all__ = ["ENGINES", "OF_MODELS", "PHASES", "Options"]
 
 PHASES = {
     "prefill": (2048, 8192, 16384),
@@ -18,8 +18,6 @@ OF_MODELS = {"steps": (2048, 8192), "generate": (1, 16, 64)}
 """The phases of whole models, with tokens of a step and numbers of prompts."""
 ENGINES = ("default", "async_tp", "flux")
 """How vLLM's layers are computed in its runs."""
-GRACE = 90.0
-"""Seconds past the time limit after which a run that hangs ends itself."""
 
 
 @dataclass(frozen=True)
