@@ -120,8 +120,8 @@ class Ranks:
         self.close()
 
 
-def run_forked(world: int, call: Callable[..., object], *arguments: Any) -> str:
-    """Has ranks call a function of a module as if torchrun had started them, as forks; what they print. Each must end well."""
+def run_forked(world: int, call: Callable[..., object], *arguments: Any) -> None:
+    """Has ranks call a function of a module as if torchrun had started them, as forks. Each must end well; fails with what they print."""
     context, port = _forks(), _port()
     with tempfile.TemporaryDirectory(prefix="flux-test-") as folder:
         files = [Path(folder, str(rank)) for rank in range(world)]
@@ -138,10 +138,10 @@ def run_forked(world: int, call: Callable[..., object], *arguments: Any) -> str:
             process.terminate()
             process.join(GRACE)
             process.kill()
+            process.join()
         words = "\n".join(file.read_text() for file in files)
     ends = [process.exitcode for process in processes]
     assert not any(ends), f"{ends}\n{words}"
-    return words
 
 
 def _call(environment: dict[str, str], file: Path, call: Callable[..., object], arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The measurement of whole layers, on a model small enough for the CPU."""
+"""The measurements of layers and models, on those small enough for the CPU."""
 
 import json
 import runpy
@@ -21,7 +21,7 @@ PEERS = Path(__file__).parents[2] / "flux-bench/peers/async_tp.py"
 
 def measure(*words):
     """As two ranks of ``bench``."""
-    return run_forked(2, measure_as_rank, *words)
+    run_forked(2, measure_as_rank, *words)
 
 
 def measure_as_rank(*words):
@@ -123,6 +123,17 @@ def test_a_gpt_of_megatron_is_trained_with_both(tmp_path):
         assert len(losses) == 8 and losses[-1] < losses[0], losses
     assert row["verified"] and row["losses"]["flux"] != row["losses"]["megatron"]
     assert f"| tiny | 2 | 2 | 16 | {row['ms']['megatron']:.1f} | {row['ms']['flux']:.1f} |" in bench("show", str(path))
+
+
+def test_a_loss_that_is_not_finite_is_a_difference():
+    from flux_tp.bench.stack import difference
+
+    nan, inf = float("nan"), float("inf")
+    assert difference([2.0, 4.0], [2.0, 5.0]) == 0.25 and difference([-4.0], [-5.0]) == 0.25
+    assert difference([8.0, 1.0], [8.0, 2.0], 0.25) == 0.5 and difference([8.0, 4.0], [8.0, 5.0], 0.25) == 0.25
+    for bad in (nan, inf, -inf):
+        for losses, others in (([1.0, 2.0], [1.0, bad]), ([1.0, bad], [1.0, 2.0]), ([bad, 1.0], [bad, 1.0])):
+            assert difference(losses, others) == inf, (losses, others)
 
 
 STOPPED = """

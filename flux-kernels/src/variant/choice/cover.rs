@@ -2,7 +2,7 @@
 //!
 //! Invariant: every tile is there with operands of 16 bits and of each form of 8 bits. Each op has
 //! every element type, with and without gates, and all large tiles. Quantised outputs have the
-//! widest tile of each form.
+//! largest tile of each form.
 
 use super::super::{Form, Variant};
 use super::{FORMS, OperandForm};
@@ -78,7 +78,7 @@ impl Variant {
             .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
     }
 
-    /// Those that quantise outputs, of the widest tile: the epilogue is the same for all of a form.
+    /// Those that quantise outputs, of the largest tile: the epilogue is the same for all of a form.
     fn quantizing(target: KernelTarget) -> Vec<Self> {
         let mut all = Self::all(target);
         all.retain(|variant| {
@@ -86,7 +86,8 @@ impl Variant {
             output == DType::Bf16 && output_scales != Scales::None
         });
         let forms = all.chunk_by(|a, b| (a.numerics, a.gated) == (b.numerics, b.gated));
-        forms.filter_map(|of| of.first()).copied().collect()
+        let area = |of: &&Self| of.tile.m * of.tile.n;
+        forms.filter_map(|of| of.iter().max_by_key(area)).copied().collect()
     }
 
     /// The same kernel, where it does not load ahead for weights of `[k, n]`.
@@ -134,8 +135,12 @@ mod tests {
                         let numerics = Numerics { output, ..wanted.numerics };
                         (v.numerics, v.gated) == (numerics, wanted.gated)
                     };
-                    let count = cover.iter().filter(is_alike).count();
-                    assert_eq!(count, 1, "{wanted} {}", arch.name());
+                    let covered: Vec<_> = cover.iter().filter(is_alike).collect();
+                    let &[largest] = covered.as_slice() else {
+                        panic!("{wanted} {}: {}", arch.name(), covered.len());
+                    };
+                    let area = |of: &Variant| of.tile.m * of.tile.n;
+                    assert!(area(largest) >= area(wanted), "{wanted} {}", arch.name());
                     continue;
                 }
                 let of_op = || cover.iter().filter(|variant| kind(variant) == kind(wanted));
