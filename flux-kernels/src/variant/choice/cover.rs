@@ -78,7 +78,7 @@ impl Variant {
             .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
     }
 
-    /// Those that quantise outputs, of the largest tile: the epilogue is the same for all of a form.
+    /// Those that quantise outputs, of the largest tile: a form has one epilogue.
     fn quantizing(target: KernelTarget) -> Vec<Self> {
         let mut all = Self::all(target);
         all.retain(|variant| {
