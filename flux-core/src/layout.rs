@@ -9,10 +9,6 @@
 //! half                 [ gather buffer, slots or scattered rows ][ results, 1024-aligned ]
 //!                      [ own split-K slots, 1024-aligned ]
 //!
-//! rows    (symmetric)  [ half 0 ][ half 1 ], where GPUs reach each other's memory
-//!
-//! half                 [ scattered rows ][ results, 1024-aligned in it ], or rows in one exchange
-//!
 //! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
 //!                      one u32 at the start of each line; the words about a rank are its reason to
 //!                      give up, an unused u32, and for each half its call and the call's op
@@ -23,7 +19,7 @@
 //! ```
 
 use crate::rank::MAX_WORLD;
-use crate::{Problem, SumsTo, TileShape, WorldSize};
+use crate::{Problem, SumsTo, TileShape};
 use bytemuck::{Pod, Zeroable};
 
 /// Bytes between words that different ranks write or poll.
@@ -102,8 +98,7 @@ pub struct FaultRecord {
     pub state: u32,
     /// [`fault::TIMEOUT`], [`fault::ABORTED`] or [`fault::DISAGREED`].
     pub code: u32,
-    /// The kind of wait: [`fault::SIGNAL`], [`fault::PUSHED`], [`fault::CALL`] or
-    /// [`fault::ROWS`].
+    /// The kind of wait: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
     pub wait: u32,
     /// The rank that waited, or the rank whose failure ended the wait.
     pub rank: u32,
@@ -141,8 +136,6 @@ pub mod fault {
     pub const PUSHED: u32 = 2;
     /// The peer has not announced its call.
     pub const CALL: u32 = 3;
-    /// Rows that are their own signals did not arrive.
-    pub const ROWS: u32 = 4;
 }
 
 const _: () = assert!(size_of::<FaultRecord>() == 64);
@@ -325,39 +318,6 @@ pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
         }
     };
     partials.next_multiple_of(SPLIT_K_ALIGN)
-}
-
-/// A word of rows that are their own signals, until its writer has stored it. It is a NaN of every
-/// type of partial sums that no arithmetic makes.
-pub const SENTINEL: u32 = u32::MAX;
-
-/// Most bytes that one rank sends another in an exchange of rows that are their own signals. More
-/// take signals. Not measured: so many are about as long on NVLink as a fence and a signal take
-/// (`both_ways_bytes_per_us` and `signal_ns` of [`Machine`](crate::machine::Machine)).
-pub const MAX_OWN_SIGNAL_BYTES: u64 = 512 << 10;
-
-/// Distance between the halves of the region of rows that are their own signals: the rows of every
-/// rank, and their sums.
-pub const fn own_signal_stride(world: WorldSize) -> u64 {
-    2 * world.get() as u64 * MAX_OWN_SIGNAL_BYTES
-}
-
-/// Bytes of that region.
-pub const fn own_signal_bytes(world: WorldSize) -> u64 {
-    2 * own_signal_stride(world)
-}
-
-/// Whether rows are their own signals in a call where GPUs reach each other's memory: flattened
-/// ones that are few. Every rank has rows of every other: some of one exchange have no shard, but
-/// all have all rows.
-pub const fn has_own_signals(problem: &Problem, rows: RowLayout) -> bool {
-    let everywhere = matches!((problem.op().sums_to(), rows), (SumsTo::All, RowLayout::Flattened))
-        || problem.m() >= problem.world().get();
-    problem.op().reduces()
-        && rows.is_flattened()
-        && everywhere
-        && problem.world().peers() > 0
-        && scatter_place_bytes(problem, rows) <= MAX_OWN_SIGNAL_BYTES
 }
 
 /// Bytes of all rows of the result.

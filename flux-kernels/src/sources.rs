@@ -42,7 +42,6 @@ headers![
     "common/reduce_rows.cuh",
     "common/scales.cuh",
     "common/scatter.cuh",
-    "common/sentinel.cuh",
     "common/shards.cuh",
     "common/trace.cuh",
     "common/wait.cuh",

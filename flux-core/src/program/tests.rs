@@ -1,7 +1,7 @@
 //! Programs of small problems, item by item.
 
 use super::*;
-use crate::layout::{self, RowLayout, WorkspaceSize};
+use crate::layout::{RowLayout, WorkspaceSize};
 use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 
 const TILE: TileShape = TileShape::new(128, 256, 64);
@@ -403,41 +403,4 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let schedule = Schedule { tile: TileShape::new(1, 1, 1), ..good };
     let error = TileProgram::build(&large, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyItems { tile: schedule.tile, items: (2 * 640) << 20 });
-}
-
-/// Rows that are their own signals have room in a half of their region, with their sums, and every
-/// rank has rows of every other.
-#[test]
-fn few_rows_that_all_ranks_have_are_their_own_signals() {
-    use RowLayout::{Flattened, FlattenedTwoExchanges, PerShard};
-    let own = |op, m, n, world, rows| {
-        let world = WorldSize::new(world).unwrap();
-        let problem = Problem::new(op, m, n, 4096, DType::Bf16, world).unwrap();
-        let own = layout::has_own_signals(&problem, rows);
-        if own {
-            let half = layout::half_bytes(&problem, TileShape::new(64, 128, 64), rows, 0);
-            assert!(half <= layout::own_signal_stride(world), "{problem}");
-        }
-        own
-    };
-    let [sum, scatter] = [OpKind::GemmAllReduce, OpKind::GemmReduceScatter];
-    // 16 KiB a row: 32 rows of one exchange, and of each rank's shard.
-    for (rows, most) in [(Flattened, 32), (FlattenedTwoExchanges, 64)] {
-        assert_eq!([most, most + 1].map(|m| own(sum, m, 8192, 2, rows)), [true, false]);
-    }
-    assert_eq!([128, 129].map(|m| own(scatter, m, 8192, 4, Flattened)), [true, false]);
-    // Ranks without rows hear from each other in one exchange alone.
-    assert!(own(sum, 1, 8192, 4, Flattened));
-    assert!(!own(sum, 3, 8192, 4, FlattenedTwoExchanges) && !own(scatter, 3, 8192, 4, Flattened));
-    assert!(!own(sum, 4, 8192, 4, PerShard) && !own(sum, 4, 8192, 1, Flattened));
-    assert!(!own(OpKind::AllGatherGemm, 4, 8192, 4, Flattened));
-    for world in 2..=16 {
-        for n in [8, 1000, 8192] {
-            for m in [1, 2, 17, 63, 512, 4096] {
-                for rows in [Flattened, FlattenedTwoExchanges] {
-                    let _fits = [own(sum, m, n, world, rows), own(scatter, m, n, world, Flattened)];
-                }
-            }
-        }
-    }
 }

@@ -66,12 +66,6 @@ impl TileProgram {
         layout::split_k_offset(&self.problem, self.tile, self.rows)
     }
 
-    /// Whether rows are their own signals where GPUs reach each other's memory
-    /// ([`layout::has_own_signals`]).
-    pub const fn has_own_signals(&self) -> bool {
-        layout::has_own_signals(&self.problem, self.rows)
-    }
-
     /// Offset of peers' results in a half of the own data region (GEMM-AllReduce in two exchanges).
     pub const fn results_offset(&self) -> u64 {
         layout::results_offset(&self.problem, self.tile, self.rows)

@@ -1,12 +1,11 @@
 // Copies peers' finished rows from the own results to the caller's y.
 //
-// Copies are the last records of the program, and each awaits one signal, or polls sums that are
-// their own. The mover's warp makes the first ones of a CTA beside the GEMM; consumers that have no
-// tile and no reduction left make the others. Who has seen its last signal arrives at `copied`,
-// before which no CTA closes the call.
+// Copies are the last records of the program, and each awaits one signal. The mover's warp makes
+// the first ones of a CTA beside the GEMM; consumers that have no tile and no reduction left make
+// the others. Who has seen its last signal arrives at `copied`, before which no CTA closes the
+// call.
 
 #pragma once
-#include "common/sentinel.cuh"
 #include "common/wait.cuh"
 #include "common/walk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -27,10 +26,10 @@ struct Copier {
     static constexpr u32 kArrivals = 1 + kWarps;
 
     // By the mover's warp.
-    __device__ __forceinline__ void beside_gemm() const { copy<false>(0, first_of_consumers(), 0, 1); }
+    __device__ __forceinline__ void beside_gemm() const { copy(0, first_of_consumers(), 0, 1); }
 
     // By warp `warp` of the consumers.
-    __device__ __forceinline__ void behind_gemm(u32 warp) const { copy<C::kScatters && C::kPollsRows>(first_of_consumers(), count(), warp, kWarps); }
+    __device__ __forceinline__ void behind_gemm(u32 warp) const { copy(first_of_consumers(), count(), warp, kWarps); }
 
 private:
     __device__ __forceinline__ u32 count() const {
@@ -40,61 +39,39 @@ private:
     // The copies of the last wave's tiles come when the consumers are idle, and those of a call of
     // one wave all do. A quarter stands for the last wave, by choice: no record compares others.
     __device__ __forceinline__ u32 first_of_consumers() const {
-        // Sums of flattened rows come when the GEMM is over. The mover's warp has no registers to
-        // poll those that are their own signals.
+        // Sums of flattened rows come when the GEMM is over.
         if (p.slots_per_source == 0) return 0;
         const u32 all = count(), late = ceil_div(all, 4) < 2 ? 2 : ceil_div(all, 4);
         return all <= late ? 0 : all - late;
     }
 
     // Makes the copies `first` to `end` of this CTA, of each the part of one of `parts` warps.
-    template <bool MayPoll>
     __device__ __forceinline__ void copy(u32 first, u32 end, u32 part, u32 parts) const {
 #pragma unroll 1
         for (u32 n = first; n < end; ++n) {
             const WorkItem item = load_item(p, p.item_count + blockIdx.x + n * gridDim.x);
             // After a failed wait garbage within bounds is copied: the call is reported as failed.
-            if (lane == 0 && !polls<MayPoll>()) await_late(p, epoch, item, 0);
+            if (lane == 0) await_late(p, epoch, item, 0);
             // Orders what lane 0 has acquired before the other lanes' loads.
             __syncwarp();
-            copy_rows<MayPoll>(item, part, parts);
+            copy_rows(item, part, parts);
         }
-        if (polls<MayPoll>()) order_seen();
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(smem.copied());
     }
 
-    template <bool MayPoll>
-    __device__ __forceinline__ bool polls() const {
-        return MayPoll && p.own_signals != 0;
-    }
-
-    template <bool MayPoll>
     __device__ __forceinline__ void copy_rows(const WorkItem& item, u32 part, u32 parts) const {
-        const u64 from = p.data[p.rank] + (epoch & 1) * p.rows_stride + p.results_offset;
+        const u64 from = p.data[p.rank] + (epoch & 1) * p.half_stride + p.results_offset;
         const u32 per_row = item.cols / C::Output::kPerVector, all = item.rows * per_row, stride = 32 * parts;
 #pragma unroll 1
         for (u32 v = part * 32 + lane; v < all; v += kAhead * stride) {
             uint4 eight[kAhead];
-            for (Deadline deadline{0};;) {
-                bool stored = true;
 #pragma unroll
-                for (u32 i = 0; i < kAhead; ++i) {
-                    // A vector that does not exist repeats the last one: registers that only some
-                    // threads write would be kept through the mainloop.
-                    const u32 at = least(v + i * stride, all - 1);
-                    eight[i] = load_row_vector(polls<MayPoll>(), from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
-                    // Another lane restores the last one.
-                    stored &= v + i * stride >= all || is_stored(eight[i]);
-                }
-                if (!polls<MayPoll>() || stored || !deadline.again_of_rows(p, epoch, p.awaits[item.late_first].peer)) break;
-            }
-            if (polls<MayPoll>()) {
-#pragma unroll
-                for (u32 i = 0; i < kAhead; ++i) {
-                    const u32 at = v + i * stride;
-                    if (at < all) restore_sentinel(from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
-                }
+            for (u32 i = 0; i < kAhead; ++i) {
+                // A vector that does not exist repeats the last one: registers that only some
+                // threads write would be kept through the mainloop.
+                const u32 at = least(v + i * stride, all - 1);
+                eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
             }
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {

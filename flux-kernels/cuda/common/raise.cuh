@@ -44,8 +44,8 @@ __device__ __forceinline__ void raise(const Params& p, u32 epoch, const WorkItem
 // Raises the signals of the rows' owners, with the last row also those of ranks without rows.
 // Where all tiles are one chunk, raises those of all ranks when the chunk is complete. By the warp.
 __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, const WorkItem& item) {
-    // Nobody awaits the rows, or they are their own signals.
-    if (item.raise == kNone || p.own_signals != 0) return;
+    // Nobody awaits the rows.
+    if (item.raise == kNone) return;
     const u32 lane = threadIdx.x % 32;
     const u32 end = item.row + item.rows, all = p.world * (p.m_shard - 1) + p.full_shards;
     u32 first = RowOwner(p, item.row).rank, last = end == all ? p.world - 1 : RowOwner(p, end - 1).rank;

@@ -3,15 +3,11 @@
 //
 // In two exchanges of a GEMM-AllReduce an owner has the rows of its shard, and stores the sums among
 // the results of every peer, too.
-//
-// A barrier of the CTA, `rows_ready`, says that no reduction waits for peers any more. The warp that
-// has seen the signals arrives there, or each thread that polls rows, behind its last.
 
 #pragma once
 #include "common/accumulate.cuh"
 #include "common/epilogue.cuh"
 #include "common/raise.cuh"
-#include "common/sentinel.cuh"
 #include "common/shards.cuh"
 #include "common/wait.cuh"
 #include "common/walk.cuh"
@@ -27,22 +23,9 @@ struct SentVector {
     static constexpr u32 kWords = C::kPartialBytes / C::Output::kBytes;
     uint4 words[kWords] = {};
 
-    __device__ __forceinline__ void load(bool signal, u64 at) {
+    __device__ __forceinline__ void load(u64 at) {
 #pragma unroll
-        for (u32 i = 0; i < kWords; ++i) words[i] = load_row_vector(signal, at + i * 16);
-    }
-
-    // Where a vector that was not loaded counts as stored.
-    __device__ __forceinline__ bool is_stored() const {
-        bool stored = true;
-#pragma unroll
-        for (u32 i = 0; i < kWords; ++i) stored &= flux::is_stored(words[i]);
-        return stored;
-    }
-
-    __device__ __forceinline__ static void restore(u64 at) {
-#pragma unroll
-        for (u32 i = 0; i < kWords; ++i) restore_sentinel(at + i * 16);
+        for (u32 i = 0; i < kWords; ++i) words[i] = ptx::load_global_16(at + i * 16);
     }
 
     __device__ __forceinline__ void add_to(float (&sum)[8]) const {
@@ -79,7 +62,7 @@ struct SumPlace {
 
     __device__ __forceinline__ SumPlace(const Params& p, u32 epoch, const WorkItem& item, bool live)
         : first_row(is_shared_sum(item) ? first_row_of_shard(p, p.rank) : 0),
-          results(is_shared_sum(item) && live ? (epoch & 1) * p.rows_stride + p.results_offset : 0) {}
+          results(is_shared_sum(item) && live ? (epoch & 1) * p.half_stride + p.results_offset : 0) {}
 };
 
 // Adds the bias and the residual, rounds, and stores to the caller's y and the peers' results.
@@ -101,39 +84,21 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
     if (to.results == 0) return;
     const u64 result = to.results + row * p.result_row_bytes + at.col * u64{C::Output::kBytes};
 #pragma unroll 1
-    for (u32 step = 1; step < p.world; ++step) store_row_vector<C>(p, p.data[(p.rank + step) % p.world] + result, eight);
+    for (u32 step = 1; step < p.world; ++step) ptx::store_global_16(p.data[(p.rank + step) % p.world] + result, eight);
 }
 
 // Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
 // signals were awaited; `live` if no wait has failed. Loads of eight ranks, in fp32 of four, and of
 // two places are issued together, to overlap their round trips.
-//
-// Rows that are their own signals are polled, and every word that was read is restored. With its
-// last vector of the CTA's `last` item a thread arrives at `rows_ready`: it waits for nobody then.
-// `arrived` is called when all rows of a thread's are there. Returns whether still no wait has
-// failed that this thread knows of: sums are garbage then, and go to no peer.
-template <class C, class Arrived>
-__device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 thread, bool live, bool last,
-                                            Arrived arrived) {
+template <class C>
+__device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 16 / C::kPartialBytes;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
-    const u64 half = p.scatter_buffer + p.rows_offset + (epoch & 1) * p.rows_stride;
+    const u64 half = p.scatter_buffer + (epoch & 1) * p.half_stride;
+    const SumPlace to(p, epoch, item, live);
     // Offset from the buffer of peers' rows to the one of this rank's.
     const u64 to_own = p.data[p.rank] - p.scatter_buffer;
-    const u32 count = item.rows * (item.cols / C::Output::kPerVector);
-    const bool polls = has_own_signals<C>(p);
-    const auto end_polls = [&] {
-        arrived();
-        if (!last) return;
-        order_seen();
-        ptx::mbarrier_arrive(smem.rows_ready());
-    };
-    if (!polls) {
-        arrived();
-    } else if (thread >= count) {
-        end_polls();
-    }
-    for (u32 v = thread; v < count; v += kPlaces * kThreads) {
+    for (u32 v = thread; v < item.rows * (item.cols / C::Output::kPerVector); v += kPlaces * kThreads) {
         const RowPlace<typename C::Output> places[kPlaces] = {{item, v}, {item, v + kThreads}};
         u64 at[kPlaces];
 #pragma unroll
@@ -149,45 +114,12 @@ __device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& sm
 #pragma unroll 1
         for (u32 first = 0; first < p.world; first += kSources) {
             SentVector<C> sent[kSources][kPlaces];
-            const auto address = [&](u32 s, u32 n) { return at[n] + (first + s) * source_bytes + (first + s == p.rank ? to_own : 0); };
-            const auto there = [&](u32 s, u32 n) { return places[n].there && first + s < p.world; };
-            for (Deadline deadline{0};;) {
 #pragma unroll
-                for (u32 s = 0; s < kSources; ++s) {
+            for (u32 s = 0; s < kSources; ++s) {
 #pragma unroll
-                    for (u32 n = 0; n < kPlaces; ++n) {
-                        if (there(s, n)) sent[s][n].load(polls, address(s, n));
-                    }
-                }
-                if (!polls) break;
-                u32 missing = kNone;
-#pragma unroll
-                for (u32 s = 0; s < kSources; ++s) {
-#pragma unroll
-                    for (u32 n = 0; n < kPlaces; ++n) {
-                        if (!sent[s][n].is_stored()) missing = first + s;
-                    }
-                }
-                if (missing == kNone) {
-                    // A wait of another thread may have failed meanwhile.
-                    if (deadline.start != 0) live = live && !poisoned(p);
-                    break;
-                }
-                if (!deadline.again_of_rows(p, epoch, missing)) {
-                    live = false;
-                    break;
-                }
-            }
-            if (polls) {
-                if (v + kPlaces * kThreads >= count && first + kSources >= p.world) end_polls();
-#pragma unroll
-                for (u32 s = 0; s < kSources; ++s) {
-#pragma unroll
-                    for (u32 n = 0; n < kPlaces; ++n) {
-                        // Worked out anew: kept through the poll, addresses would take too many
-                        // registers.
-                        if (there(s, n)) sent[s][n].restore(ptx::copied_here(address(s, n)));
-                    }
+                for (u32 n = 0; n < kPlaces; ++n) {
+                    if (places[n].there && first + s < p.world) sent[s][n].load(at[n] + (first + s == p.rank ? to_own : 0));
+                    at[n] += source_bytes;
                 }
             }
 #pragma unroll
@@ -197,36 +129,18 @@ __device__ __forceinline__ bool reduce_rows(const Params& p, const Shared<C>& sm
                 for (u32 n = 0; n < kPlaces; ++n) sent[s][n].add_to(sums[n]);
             }
         }
-        const SumPlace to(p, epoch, item, live);
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) {
             if (places[n].there) store_sum<C>(p, to, places[n], residual[n], sums[n]);
         }
     }
-    return live;
 }
 
-// Arrivals at `rows_ready`.
-template <class C>
-__device__ __forceinline__ u32 rows_ready_arrivals(const Params& p) {
-    return has_own_signals<C>(p) ? 128 * C::kConsumers : 1;
-}
-
-// Waits until an item's rows may be loaded, or polled; whether no wait has failed. By the threads of
-// both consumers, at named barrier `kBarrier`. After a failed wait a peer may be gone, or in a new
-// communicator.
-template <class C, u32 kBarrier>
-__device__ __forceinline__ bool rows_may_be_reduced(const Params& p, const Shared<C>& smem) {
-    if (has_own_signals<C>(p)) return !poisoned(p);
-    ptx::mbarrier_wait(smem.rows_ready(), 0);
-    return ptx::named_barrier_all<kBarrier, 128 * C::kConsumers>(!poisoned(p));
-}
-
-// Raises the signal of shared sums at every peer, unless they are their own. By all threads that
-// have stored them, `thread` of 128 * kConsumers, at named barrier `kBarrier`.
+// Raises the signal of shared sums at every peer. By all threads that have stored them, `thread` of
+// 128 * kConsumers, at named barrier `kBarrier`.
 template <class C, u32 kBarrier>
 __device__ __forceinline__ void raise_shared_sum(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
-    if (!is_shared_sum(item) || !live || has_own_signals<C>(p)) return;
+    if (!is_shared_sum(item) || !live) return;
     // Gathers the threads' sums before the signal.
     ptx::named_barrier_sync<kBarrier, 128 * C::kConsumers>();
     raise_at_peers(p, epoch, item, thread);
@@ -248,11 +162,9 @@ struct RowAwaits {
 
 // Waits for the signals of the CTA's reductions, from item `i` on, whose awaits are `ahead`, and
 // then releases the consumers. By a warp, whose lanes share the signals. It begins after the CTA's
-// own tiles: earlier, polls of all CTAs would hold up loads. Rows that are their own signals are
-// polled by the consumers.
+// own tiles: earlier, polls of all CTAs would hold up loads.
 template <class C>
 __device__ __forceinline__ void await_rows_to_reduce(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, RowAwaits ahead) {
-    if (has_own_signals<C>(p)) return;
     const u32 lane = threadIdx.x % 32;
     for (;;) {
         // After a failed wait the sums are garbage within bounds: the call is reported as failed.

@@ -1,7 +1,6 @@
 // Scatters staged rows of a tile to the ranks that own them: one, or with a mask all of its ranks.
 
 #pragma once
-#include "common/sentinel.cuh"
 #include "common/shards.cuh"
 #include "common/walk.cuh"
 #include "ptx/memory.cuh"
@@ -43,7 +42,7 @@ struct Scatter {
           first_row(C::kSplitColumns ? 0 : consumer * C::kRows),
           first_staged(C::kSplitColumns ? 0 : consumer * C::kPartRows),
           first_col(C::kSplitColumns ? consumer * C::kCols : 0),
-          place(p.rows_offset + (epoch & 1) * p.rows_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes) {}
+          place((epoch & 1) * p.half_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes) {}
 
     __device__ __forceinline__ void store(u32 vector) const {
         const u32 staged = vector / kPerRow, of_consumer = row_of_part<C>(part, staged);
@@ -55,11 +54,11 @@ struct Scatter {
         const u64 at = place + static_cast<u64>(owner.row) * p.source_row_bytes + (item.col + col) * u64{C::kPartialBytes};
         const uint4 values = ptx::load_shared_16(smem.out_row(first_staged + staged) + col * C::kPartialBytes);
         if (p.scatter_mask == 0) {
-            store_row_vector<C>(p, p.data[owner.rank] + at, values);
+            ptx::store_global_16(p.data[owner.rank] + at, values);
             return;
         }
 #pragma unroll 1
-        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) store_row_vector<C>(p, p.data[__ffs(left) - 1] + at, values);
+        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(p.data[__ffs(left) - 1] + at, values);
     }
 };
 

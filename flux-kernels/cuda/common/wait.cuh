@@ -105,13 +105,6 @@ struct Deadline {
                      disagrees ? other : seen, abort);
         return false;
     }
-
-    // The same after a poll of rows that found some of `peer` missing. This deadline runs from the
-    // first such poll: reading the clock would delay rows that are there.
-    __device__ __forceinline__ bool again_of_rows(const Params& p, u32 epoch, u32 peer) {
-        if (start == 0) start = ptx::global_timer_ns();
-        return again(p, epoch, {nullptr, FaultWait::kRows, peer, kNone}, kSentinel);
-    }
 };
 
 // Polls until the word is the call's number; false when the wait has failed. Acquires what the

@@ -10,9 +10,7 @@ namespace flux {
 // `Numbers` of the variant's translation unit: flux-kernels/src/variant/portable.rs computes and
 // explains them.
 template <class Numbers>
-struct Config : Numbers {
-    static constexpr bool kPollsRows = false;
-};
+using Config = Numbers;
 
 // Addresses in the CTA's shared window.
 template <class C>

@@ -200,7 +200,7 @@ private:
                 return;
             }
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                if (!is_poisoned()) scatter(item, acc);
+                if (!is_poisoned()) scatter(item, half, acc);
                 return;
             }
             const Rounded<C> rounded(acc);
@@ -233,8 +233,8 @@ private:
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.
-    __device__ __forceinline__ void scatter(const WorkItem& item, const Accumulators<C>& acc) const {
-        const u64 rows = p.rows_offset + (epoch() & 1) * p.rows_stride + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
+    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+        const u64 rows = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
         const auto row_at = [&](u32 row) -> u64 {
             if (row >= item.rows) return 0;
             const RowOwner owner(p, item.row + row);
@@ -283,11 +283,14 @@ private:
     // Reductions follow all tiles of the walk.
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
-        bool live = rows_may_be_reduced<C, 1>(p, smem);
+        ptx::mbarrier_wait(smem.rows_ready(), 0);
+        // After a failed wait a peer may be gone, or in a new communicator.
+        const bool live = ptx::named_barrier_all<1, 32 * C::kConsumerWarps>(!poisoned(p));
         for (; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
             const auto index = [&] { return i; };
-            live = reduce_rows<C>(p, smem, epoch(), item, threadIdx.x, live, i + walk.stride >= walk.count, [&] { mark(index, &ItemStamps::partials_there); });
+            mark(index, &ItemStamps::partials_there);
+            reduce_rows<C>(p, epoch(), item, threadIdx.x, live);
             raise_shared_sum<C, 1>(p, epoch(), item, threadIdx.x, live);
             mark(index, &ItemStamps::written);
         }

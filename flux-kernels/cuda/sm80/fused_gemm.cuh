@@ -31,7 +31,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         }
         ptx::mbarrier_init(smem.stored(), C::kConsumerWarps);
         ptx::mbarrier_init(smem.announced(), 1);
-        ptx::mbarrier_init(smem.rows_ready(), rows_ready_arrivals<C>(p));
+        ptx::mbarrier_init(smem.rows_ready(), 1);
         ptx::mbarrier_init(smem.copied(), Copier<C>::kArrivals);
         ptx::store_release_cta_shared(smem.arrived(), 0);
         ptx::store_release_cta_shared(smem.multiplied(), 0);

@@ -11,8 +11,6 @@ namespace flux {
 // explains them.
 template <class Numbers>
 struct Config : Numbers {
-    // Whether consumers poll rows that are their own signals.
-    static constexpr bool kPollsRows = true;
     // Vectors of a thread's part of a piece; the last piece may be shorter.
     static constexpr __device__ u32 piece_vectors(u32 piece) { return least(Numbers::kPieceVectors, Numbers::kVectors - piece * Numbers::kPieceVectors); }
     static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }

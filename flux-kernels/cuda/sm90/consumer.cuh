@@ -51,7 +51,6 @@ struct Consumer {
     u32 first_n = ptx::from_lane(C::kSwapAB ? ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA) : weights_descriptor(), 0);
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        if constexpr (C::kScatters) order_restored<C>(p);
         // Not the walk's value, which would live in local memory across the change of registers.
         u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
         for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
@@ -491,13 +490,15 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
-        bool live = rows_may_be_reduced<C, 3>(p, smem);
+        ptx::mbarrier_wait(smem.rows_ready(), 0);
+        // After a failed wait a peer may be gone, or in a new communicator.
+        const bool live = ptx::named_barrier_all<3, 128 * C::kConsumers>(!poisoned(p));
         for (;;) {
-            const u32 next = i + walk.stride;
-            live = reduce_rows<C>(p, smem, epoch, item, index * 128 + thread, live, next >= walk.count, [&] { mark(i, &ItemStamps::partials_there); });
+            mark(i, &ItemStamps::partials_there);
+            reduce_rows<C>(p, epoch, item, index * 128 + thread, live);
             raise_shared_sum<C, 3>(p, epoch, item, index * 128 + thread, live);
             mark(i, &ItemStamps::written);
-            if ((i = next) >= walk.count) return;
+            if ((i += walk.stride) >= walk.count) return;
             item = load_item(p, i);
         }
     }

@@ -28,7 +28,7 @@ __device__ __forceinline__ void set_up(const Params& p, const Shared<C>& smem) {
         ptx::mbarrier_init(smem.out_full(c), 128);
         ptx::mbarrier_init(smem.out_empty(c), 1);
     }
-    ptx::mbarrier_init(smem.rows_ready(), rows_ready_arrivals<C>(p));
+    ptx::mbarrier_init(smem.rows_ready(), 1);
     ptx::mbarrier_init(smem.copied(), Copier<C>::kArrivals);
     ptx::mbarrier_init(smem.staged_part_back(), 1);
     for (u32 piece = 0; piece < C::kInMainloopPieces; ++piece) {

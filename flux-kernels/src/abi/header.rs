@@ -59,7 +59,6 @@ fn write() -> String {
         ("kPushedBytes", PUSHED_BYTES as u32),
         ("kSentBytes", SENT_BYTES),
         ("kRawEnd", RAW_END),
-        ("kSentinel", layout::SENTINEL),
     ];
     for (name, value) in constants {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
@@ -80,12 +79,7 @@ fn write() -> String {
     text += &enumeration("FaultCode", &codes);
     text += &enumeration(
         "FaultWait",
-        &[
-            ("kSignal", fault::SIGNAL),
-            ("kPushed", fault::PUSHED),
-            ("kCall", fault::CALL),
-            ("kRows", fault::ROWS),
-        ],
+        &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)],
     );
     text += &dtypes();
     text += &activations();

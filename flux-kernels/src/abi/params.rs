@@ -87,11 +87,7 @@ mirrored! {
         pub(crate) shard_slot_bytes: u64,
         /// The weights, with their results.
         pub(crate) weights: [Weight; MAX_WEIGHTS] = "Weight weights[kMaxWeights]",
-        /// Offset, in every rank's data region, of the scattered rows of even epochs.
-        pub(crate) rows_offset: u64,
-        /// Bytes from there, and from peers' results, to those of odd epochs.
-        pub(crate) rows_stride: u64,
-        /// Offset, in a data region, of peers' results of even epochs, dense rows of all `m`.
+        /// Offset of peers' results in a half, dense rows of all `m`.
         pub(crate) results_offset: u64,
         /// Offset of the split-K workspace slots in a half.
         pub(crate) split_k_offset: u64,
@@ -136,8 +132,6 @@ mirrored! {
         pub(crate) scatter_mask: u32,
         /// Bytes from a gathered row to its scales; 0 where it carries none.
         pub(crate) gathered_scales: u32,
-        /// Whether scattered rows and shared sums are their own signals, and raise none.
-        pub(crate) own_signals: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
         /// Of [`Activation::ALL`](crate::Activation::ALL).
@@ -167,6 +161,8 @@ mirrored! {
         pub(crate) constant_weights: u32,
         /// Rows of a box of x in a stage.
         pub(crate) box_rows: u32,
+        /// Keeps what follows at multiples of 8 bytes.
+        pub(crate) padding: u32,
         /// By item, of a call that records them; else 0.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
         /// By CTA, of the same calls.

@@ -79,9 +79,6 @@ pub struct LaunchArgs<'a> {
     pub pads: &'a [u64],
     /// The buffer of peers' scattered rows: this rank's data region, unless peers cannot reach it.
     pub scatter_buffer: u64,
-    /// Offset, in every rank's data region, of the rows that are their own signals; `None` where
-    /// all rows raise signals.
-    pub own_signals: Option<u64>,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.

@@ -11,7 +11,7 @@ use crate::variant::Variant;
 use crate::weights::{GateLayout, WeightLayout};
 use bytemuck::Zeroable;
 use cudarc::driver::sys::CUtensorMap;
-use flux_core::layout::{gather_place_bytes, own_signal_stride};
+use flux_core::layout::gather_place_bytes;
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
@@ -314,10 +314,6 @@ pub(super) fn encode_params(
     let [x, scale_x] = [Operand::X, Operand::ScaleX].map(|operand| args.operand(operand, 0));
     let (residual, residual_rows) =
         in_rows_of_items(p, args.operand(Operand::Residual, 0), args.result_rows);
-    // Only what the ranks have in common decides. The portable kernel polls signals alone.
-    let own_signals = args
-        .own_signals
-        .filter(|_| variant.generation() == Generation::Hopper && p.has_own_signals());
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,
@@ -346,12 +342,7 @@ pub(super) fn encode_params(
         row_bytes: problem.gathered_row_bytes(),
         shard_slot_bytes: gather_place_bytes(problem),
         weights: weights(p, args),
-        rows_offset: own_signals.unwrap_or(0),
-        rows_stride: match own_signals {
-            Some(_) => own_signal_stride(world),
-            None => args.half_stride,
-        },
-        results_offset: own_signals.unwrap_or(0) + p.results_offset(),
+        results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
         residual: residual.address,
@@ -379,7 +370,6 @@ pub(super) fn encode_params(
         } else {
             0
         },
-        own_signals: u32::from(own_signals.is_some()),
         k_local: problem.k_local(p.rank),
         activation: args.activation as u32,
         gate_step,
@@ -394,6 +384,7 @@ pub(super) fn encode_params(
         sequential: u32::from(args.sequential),
         constant_weights: u32::from(args.start == LaunchStart::WithWeights),
         box_rows: Extents::of(p).boxed(p.tile),
+        padding: 0,
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })

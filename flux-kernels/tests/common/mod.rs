@@ -423,7 +423,6 @@ impl World {
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,
-            own_signals: None,
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),

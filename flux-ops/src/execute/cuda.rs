@@ -378,7 +378,6 @@ impl CudaExecutor {
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: memory.scattered.unwrap_or(memory.data[self.comm.rank().index()]),
-            own_signals: memory.own_signals,
             control: memory.control,
             fault: memory.fault,
             half_stride: memory.size.half_stride(),

@@ -14,12 +14,9 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, Mover, Plan, RowMapping};
 use flux_core::program::Sink;
-use flux_core::tile::Generation;
-use flux_kernels::KernelTarget;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
 use flux_ops::{AllGatherGemm, CallError, FusedLinear, Layout, TimedItem, Timeline, TimelineError};
-use flux_transport::Wait;
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -41,22 +38,8 @@ fn few_rows_leave_no_wrong_element() {
 }
 
 #[test]
-#[ignore = "a minute on two GPUs"]
-fn few_rows_leave_no_wrong_element_in_millions_of_calls() {
-    on_gpus(|machine| suite::few_rows_leave_no_wrong_element(machine, 700_000));
-}
-
-/// Hopper's kernel polls the rows, the portable one their signals.
-#[test]
 fn few_rows_that_do_not_come_are_named() {
-    on_gpus(|machine| {
-        let compute = flux_cuda::device_info(0).unwrap().compute;
-        let awaited = match KernelTarget::of(compute).unwrap().generation {
-            Generation::Hopper => Wait::Rows,
-            Generation::Portable | Generation::Ada => Wait::Signal,
-        };
-        suite::few_rows_that_do_not_come_are_named(machine, awaited);
-    });
+    on_gpus(suite::few_rows_that_do_not_come_are_named);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use flux_ops::{
     TimedItem, Timeline, TimelineError,
 };
 use flux_transport::launch::{Launcher, exit_code};
-use flux_transport::{Communicator, Select, Stream, Wait, World};
+use flux_transport::{Communicator, Select, Stream, World};
 use half::bf16;
 use std::error::Error;
 use std::process::Command;
@@ -73,7 +73,7 @@ fn few_rows_leave_no_wrong_element() {
 
 #[test]
 fn few_rows_that_do_not_come_are_named() {
-    on_host(|machine| suite::few_rows_that_do_not_come_are_named(machine, Wait::Signal));
+    on_host(suite::few_rows_that_do_not_come_are_named);
 }
 
 #[test]

@@ -20,8 +20,6 @@ pub enum Wait {
     Pushed,
     /// That the peer says which call it is in.
     Call,
-    /// Rows of the peer that are their own signals.
-    Rows,
 }
 
 /// Why a communicator is broken.
@@ -110,7 +108,6 @@ impl Fault {
         let wait = match record.wait {
             fault::PUSHED => Wait::Pushed,
             fault::CALL => Wait::Call,
-            fault::ROWS => Wait::Rows,
             _ => Wait::Signal,
         };
         let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
@@ -136,7 +133,6 @@ impl fmt::Display for AwaitedClause {
             Wait::Signal => write!(f, "signal {signal} of rank {peer} did not come"),
             Wait::Pushed => f.write_str("the own mover did not finish"),
             Wait::Call => write!(f, "rank {peer} did not say which call it is in"),
-            Wait::Rows => write!(f, "rows of rank {peer} did not come"),
         }
     }
 }
@@ -158,7 +154,6 @@ impl fmt::Display for StragglerClause<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::layout::SENTINEL;
     use flux_core::rank::MAX_WORLD;
 
     #[test]
@@ -195,12 +190,6 @@ mod tests {
             text,
             "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, \
              saw 8)"
-        );
-        let rows = FaultRecord { wait: fault::ROWS, seen: SENTINEL, ..record };
-        assert_eq!(
-            Fault::from_record(&rows, Vec::new()).to_string(),
-            "rank 2: rows of rank 5 did not come in call 9: the deadline passed (expected 9, saw \
-             4294967295)"
         );
         let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
         assert_eq!(late(5), text);

@@ -14,10 +14,6 @@ pub struct WorkspaceView {
     /// Where peers' scattered rows arrive, if not in the data region
     /// ([`PeerStores::Rows`](crate::PeerStores::Rows)).
     pub scattered: Option<u64>,
-    /// Offset, in every data region, of the rows that are their own signals
-    /// ([`has_own_signals`](flux_core::layout::has_own_signals)): two halves that hold the sentinel
-    /// between calls. `None` where all rows raise signals.
-    pub own_signals: Option<u64>,
     /// The own control block.
     pub control: u64,
     /// The own fault block.

@@ -120,8 +120,6 @@ impl Replay {
             data: &self.data,
             pads: &self.pads,
             scatter_buffer: self.data[program.rank.index()],
-            // Peers' signals are raised before, and nobody stores their rows.
-            own_signals: None,
             control: self.control.address(),
             fault: self.fault.address(),
             half_stride: program.workspace().half_stride(),

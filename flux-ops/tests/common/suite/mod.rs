@@ -4,6 +4,7 @@
 
 mod builds;
 mod calls;
+mod few_rows;
 mod finish;
 mod gated;
 mod gathered;
@@ -11,7 +12,6 @@ mod invariance;
 mod leaving;
 mod messages;
 mod norm;
-mod own_signals;
 mod partials;
 mod quantized;
 mod quantized_norm;
@@ -28,6 +28,7 @@ mod weights;
 
 pub use builds::*;
 pub use calls::*;
+pub use few_rows::*;
 pub use finish::*;
 pub use gated::*;
 pub use gathered::*;
@@ -35,7 +36,6 @@ pub use invariance::*;
 pub use leaving::*;
 pub use messages::*;
 pub use norm::*;
-pub use own_signals::*;
 pub use partials::*;
 pub use quantized::*;
 pub use quantized_norm::*;

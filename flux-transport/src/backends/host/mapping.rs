@@ -66,7 +66,6 @@ impl Mapping {
             data: regions.iter().map(|region| region.data()).collect(),
             pads,
             scattered: None,
-            own_signals: None,
             control: own.control.address(),
             fault: own.fault.address(),
             size,

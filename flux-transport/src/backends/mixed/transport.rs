@@ -107,8 +107,7 @@ impl Mixed {
         };
         let (lanes, calls, setup, device) = together(steps, until, make())?;
         let (link, setup) = Link::join(&device, setup, &members.rail, steps, until)?;
-        let size = options.reserve;
-        let request = Request { size, epoch, own_signal_bytes: 0, captured: false };
+        let request = Request { size: options.reserve, epoch, captured: false };
         let shared = build(
             Handshake { steps, deadline: until },
             &device,
@@ -213,7 +212,7 @@ impl Transport for Mixed {
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
-        let request = Request { size, epoch, own_signal_bytes: 0, captured: false };
+        let request = Request { size, epoch, captured: false };
         let (shared, _) = build(
             Handshake { steps, deadline: until },
             &self.device,

@@ -127,7 +127,6 @@ impl Outgoing for Workspace {
             data: self.world.ranks().map(data).collect(),
             pads: self.world.ranks().map(pad).collect(),
             scattered: None,
-            own_signals: None,
             control: self.control.address(),
             fault,
             size: self.size,

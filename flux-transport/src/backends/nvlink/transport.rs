@@ -12,7 +12,6 @@ use crate::backends::device::peer_memory::{
     Addresses, Handshake, PeerDevices, PeerMemoryError, Request, Workspace, build, by_copy_engine,
 };
 use crate::backends::error::TransportError;
-use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, RowTransfers, Started};
 use crate::backends::kind::{Capabilities, Mover, PeerStores, TransportKind};
 use crate::backends::options::Options;
@@ -22,7 +21,7 @@ use crate::bootstrap::control::{Collective, together};
 use crate::bootstrap::world::World;
 use crate::device::{Device, Stream};
 use crate::sync::locked;
-use flux_core::layout::{FaultRecord, WorkspaceSize, control, own_signal_bytes};
+use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, Handles, write_value_async};
 use std::sync::{Arc, Mutex};
@@ -77,8 +76,7 @@ impl NvLink {
             Ok::<_, CudaError>((Lane::new(&device)?, calls, FaultBlock::new(&device)?))
         };
         let (lane, calls, fault) = handshake.succeed(make().map_err(PeerMemoryError::from))?;
-        let own_signal_bytes = own_signal_bytes(members.world_size());
-        let request = Request { size: options.reserve, epoch, own_signal_bytes, captured: false };
+        let request = Request { size: options.reserve, epoch, captured: false };
         let (workspace, _) = build(handshake, &device, &lane, &members, request)?;
         let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
@@ -149,6 +147,7 @@ impl Transport for NvLink {
     }
 
     fn explain(&self) -> String {
+        let state = locked(&self.state);
         let (world, local) = (self.members.world(), self.members.ordinals.len());
         let how = match self.members.handles {
             Handles::None => "all in this process, which maps each memory once",
@@ -159,7 +158,7 @@ impl Transport for NvLink {
              rank wrote was read by every other; copy engines push on one side stream where an op \
              asks for them and no call was captured; {} bytes of device memory a rank",
             self.device(),
-            self.held().device,
+            state.current.size().total_bytes(),
         )
     }
 
@@ -174,12 +173,7 @@ impl Transport for NvLink {
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
-        let request = Request {
-            size,
-            epoch,
-            own_signal_bytes: own_signal_bytes(self.members.world_size()),
-            captured: state.calls.any_captured(),
-        };
+        let request = Request { size, epoch, captured: state.calls.any_captured() };
         let (grown, captured) =
             build(handshake, &self.device, &state.lane, &self.members, request)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
@@ -197,11 +191,6 @@ impl Transport for NvLink {
 
     fn view(&self) -> Arc<WorkspaceView> {
         Arc::clone(&locked(&self.state).view)
-    }
-
-    fn held(&self) -> HeldBytes {
-        let rows = own_signal_bytes(self.members.world_size());
-        HeldBytes { device: self.view().size.total_bytes() + rows, ..HeldBytes::default() }
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {

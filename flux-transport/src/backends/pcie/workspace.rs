@@ -240,7 +240,6 @@ impl Workspace {
                 .map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) })
                 .collect(),
             scattered: None,
-            own_signals: None,
             control: self.control.address(),
             fault,
             size: self.size,

@@ -20,8 +20,6 @@ use std::os::fd::{AsFd, OwnedFd};
 pub(crate) struct Request {
     pub(crate) size: WorkspaceSize,
     pub(crate) epoch: Epoch,
-    /// Bytes of rows that are their own signals; 0 for none.
-    pub(crate) own_signal_bytes: u64,
     /// Whether this rank has captured calls on the workspace before.
     pub(crate) captured: bool,
 }
@@ -44,9 +42,8 @@ pub(crate) fn build(
         Offer::decode(message).ok_or(PeerMemoryError::Message { peer })
     };
     let offers: Result<Vec<Offer>, PeerMemoryError> = (0..).zip(&messages).map(decode).collect();
-    let offers = handshake.succeed(offers.and_then(|offers| {
-        compatible(members.rank, &offers, request.own_signal_bytes).map(|()| offers)
-    }))?;
+    let offers = handshake
+        .succeed(offers.and_then(|offers| compatible(members.rank, &offers).map(|()| offers)))?;
     let imports = if members.passes {
         let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
         handshake.steps.exchange_fds(&fds, handshake.deadline)?
@@ -66,7 +63,14 @@ fn make(
     members: &PeerDevices,
     request: Request,
 ) -> Result<(Candidate, Option<OwnedFd>), PeerMemoryError> {
-    let candidate = Candidate::new(device, lane, request, members.handles, &members.ordinals)?;
+    let candidate = Candidate::new(
+        device,
+        lane,
+        request.size,
+        request.epoch,
+        members.handles,
+        &members.ordinals,
+    )?;
     let fd = match members.handles {
         Handles::None => None,
         Handles::PosixFd => Some(candidate.export()?),
@@ -74,12 +78,10 @@ fn make(
     Ok((candidate, fd))
 }
 
-fn compatible(rank: u32, offers: &[Offer], own_signal_bytes: u64) -> Result<(), PeerMemoryError> {
+fn compatible(rank: u32, offers: &[Offer]) -> Result<(), PeerMemoryError> {
     let own = offers[rank as usize];
     for (peer, other) in (0..).zip(offers) {
-        if (other.size, other.epoch) != (own.size, own.epoch)
-            || other.holds(own_signal_bytes) != Some(true)
-        {
+        if (other.size, other.epoch) != (own.size, own.epoch) || other.holds() != Some(true) {
             let (size, epoch, peer_size, peer_epoch) =
                 (own.size, own.epoch, other.size, other.epoch);
             return Err(PeerMemoryError::Disagreement {
@@ -162,18 +164,15 @@ mod tests {
             epoch,
             captured: false,
         };
-        assert!(compatible(0, &[offer(4, 7), offer(4, 7)], 1 << 20).is_ok());
+        assert!(compatible(0, &[offer(4, 7), offer(4, 7)]).is_ok());
         for other in [offer(5, 7), offer(4, 8)] {
-            let error = compatible(0, &[offer(4, 7), other], 0).unwrap_err();
+            let error = compatible(0, &[offer(4, 7), other]).unwrap_err();
             assert!(
                 matches!(error, PeerMemoryError::Disagreement { rank: 0, peer: 1, .. }),
                 "{error}"
             );
         }
         let small = Offer { bytes: 1 << 20, ..offer(4, 7) };
-        assert!(compatible(0, &[offer(4, 7), small], 0).is_err());
-        let room = Offer { bytes: 6 << 20, ..offer(4, 7) };
-        assert!(compatible(0, &[offer(4, 7), room], 1 << 20).is_ok());
-        assert!(compatible(0, &[offer(4, 7), room], 3 << 20).is_err());
+        assert!(compatible(0, &[offer(4, 7), small]).is_err());
     }
 }

@@ -11,7 +11,7 @@ use crate::backends::options::Options;
 use crate::bootstrap::world::World;
 use crate::topology;
 use crate::topology::hints;
-use flux_core::{Nodes, Rank, WorldSize};
+use flux_core::{Nodes, Rank};
 use flux_cuda::{CudaError, DeviceInfo, Handles};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,10 +116,6 @@ impl PeerDevices {
         let ordinals = [&[own.ordinal], &here[..]].concat();
         let passes = pass(&identities, nodes);
         Ok(Self { rank, info, identities, handles, passes, ordinals, nodes })
-    }
-
-    pub(crate) fn world_size(&self) -> WorldSize {
-        self.nodes.world()
     }
 
     pub(crate) fn world(&self) -> u32 {

@@ -13,7 +13,7 @@ pub fn offer(bytes: &[u8]) -> bool {
     }
     if let Some(offer) = offer {
         assert_eq!(offer.encode(), bytes);
-        if offer.holds(0) == Some(true) {
+        if offer.holds() == Some(true) {
             assert!(u128::from(offer.bytes) >= 2 * u128::from(offer.size.half_bytes));
         }
     }

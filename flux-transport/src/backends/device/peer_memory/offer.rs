@@ -109,11 +109,9 @@ impl Offer {
         (captured < 2).then_some(Self { key, bytes, size, epoch, captured: captured == 1 })
     }
 
-    /// Whether the memory can hold what it is said to hold, and `own_signals` bytes of rows that
-    /// are their own signals; `None` where the numbers overflow.
-    pub(super) fn holds(&self, own_signals: u64) -> Option<bool> {
-        let (_, both) = checked_bytes(&self.size).ok()?;
-        Some(self.bytes >= both.checked_add(own_signals)?)
+    /// Whether the memory can hold what it is said to hold; `None` where the numbers overflow.
+    pub(super) fn holds(&self) -> Option<bool> {
+        checked_bytes(&self.size).ok().map(|(_, both)| self.bytes >= both)
     }
 }
 
@@ -183,11 +181,11 @@ mod tests {
         }
 
         #[test]
-        fn numbers_that_overflow_are_refused(half_bytes: u64, signals: u32, bytes: u64, own_signals: u64) {
+        fn numbers_that_overflow_are_refused(half_bytes: u64, signals: u32, bytes: u64) {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let offer = Offer { key: 0, bytes, size, epoch: 1, captured: false };
-            let exact = 2 * u128::from(half_bytes).next_multiple_of(1 << 21) + u128::from(pad_bytes(signals)) + u128::from(own_signals);
-            prop_assert_eq!(offer.holds(own_signals).unwrap_or(false), u128::from(bytes) >= exact);
+            let exact = 2 * u128::from(half_bytes).next_multiple_of(1 << 21) + u128::from(pad_bytes(signals));
+            prop_assert_eq!(offer.holds().unwrap_or(false), u128::from(bytes) >= exact);
         }
     }
 }

@@ -3,12 +3,11 @@
 //! Invariant: a generation is complete in itself. A growing communicator makes a new one that
 //! continues the epoch; graphs captured on the old one replay as long as it is kept.
 
-use super::build::Request;
 use super::offer::Offer;
 use super::shared::{Peer, Shared};
 use crate::backends::device::lane::Lane;
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use flux_core::layout::{BROKEN_BYTES, SENTINEL, WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
 use std::os::fd::OwnedFd;
@@ -20,14 +19,12 @@ pub(super) struct Candidate {
     shared: Arc<Shared>,
     control: DeviceBlock,
     size: WorkspaceSize,
-    own_signal_bytes: u64,
     epoch: Epoch,
 }
 
 #[derive(Debug)]
 pub(crate) struct Workspace {
     size: WorkspaceSize,
-    own_signals: Option<u64>,
     data: Vec<u64>,
     pads: Vec<u64>,
     control: DeviceBlock,
@@ -37,28 +34,26 @@ pub(crate) struct Workspace {
 
 impl Candidate {
     /// Makes and initialises this rank's part: signals and `pushed` hold the epoch before `epoch`,
-    /// the control block's epoch is `epoch`, other words of pad and control block are 0. Rows that
-    /// are their own signals lie behind the pad and hold the sentinel. The data region stays
-    /// undefined.
+    /// the control block's epoch is `epoch`, other words of pad and control block are 0. The data
+    /// region stays undefined.
     pub(super) fn new(
         device: &CudaDevice,
         lane: &Lane,
-        request: Request,
+        size: WorkspaceSize,
+        epoch: Epoch,
         handles: Handles,
         ordinals: &[u32],
     ) -> Result<Self, CudaError> {
-        let Request { size, epoch, own_signal_bytes, .. } = request;
         let too_large = || CudaError::Call {
             call: "cuMemCreate",
             code: 1,
             name: format!("no workspace can be as large as {size:?}"),
         };
-        let (_, rows) = checked_bytes(&size).map_err(|_| too_large())?;
-        let bytes = rows.checked_add(own_signal_bytes).ok_or_else(too_large)?;
+        let (_, bytes) = checked_bytes(&size).map_err(|_| too_large())?;
         let shared = Shared::new(device, bytes, handles, ordinals)?;
         let control_bytes = control::bytes(size.counters);
         let control = DeviceBlock::new(device, host_size(control_bytes))?;
-        let candidate = Self { shared, control, size, own_signal_bytes, epoch };
+        let candidate = Self { shared, control, size, epoch };
         candidate.clear_pad(device, lane)?;
         let at = candidate.control.address();
         let _current = device.enter()?;
@@ -66,9 +61,6 @@ impl Candidate {
         // SAFETY: the control block is `control_bytes` long, a multiple of 4, and lives past the
         // synchronisation below.
         unsafe { fill_words(device, at, 0, words, lane.raw()) }?;
-        let (rows, words) = (candidate.shared.address() + rows, host_size(own_signal_bytes / 4));
-        // SAFETY: they lie behind the pad of an allocation that is made for both.
-        unsafe { fill_words(device, rows, SENTINEL, words, lane.raw()) }?;
         for (offset, value) in [(control::EPOCH, epoch), (control::PUSHED, epoch.before(1))] {
             // SAFETY: both words are inside the block.
             unsafe { fill_words(device, at + offset, value.get(), 1, lane.raw()) }?;
@@ -113,9 +105,7 @@ impl Candidate {
             |peer: &Option<Peer>, offset| peer.as_ref().map_or(0, |peer| peer.address() + offset);
         let data = memory.iter().map(|peer| address(peer, 0)).collect();
         let pads = memory.iter().map(|peer| address(peer, self.size.data_bytes())).collect();
-        let own_signals = (self.own_signal_bytes > 0)
-            .then(|| self.size.data_bytes() + pad_bytes(self.size.signals));
-        Workspace { size: self.size, own_signals, data, pads, control: self.control, memory }
+        Workspace { size: self.size, data, pads, control: self.control, memory }
     }
 }
 
@@ -171,7 +161,6 @@ impl Workspace {
             data: self.data.clone(),
             pads: self.pads.clone(),
             scattered: None,
-            own_signals: self.own_signals,
             control: self.control(),
             fault,
             size: self.size,
