@@ -9,6 +9,9 @@ use std::str::FromStr;
 /// Bytes of a vector: kernels move operands, partial sums and outputs in these.
 pub const VECTOR_BYTES: u32 = 16;
 
+/// Bytes of a cache line of a GPU. Tensor loads of rows that begin elsewhere take more sectors.
+const LINE_BYTES: u32 = 128;
+
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -173,6 +176,12 @@ impl Scales {
             Self::Block => k.div_ceil(SCALE_BLOCK),
         }
     }
+
+    /// Bytes of those scales behind the `k` codes of a row that carries them: whole cache lines,
+    /// so that each row begins as the first does.
+    pub const fn bytes_behind_row(self, k: u32) -> u32 {
+        (self.of_row(k) * size_of::<f32>() as u32).next_multiple_of(LINE_BYTES)
+    }
 }
 
 impl fmt::Display for Scales {
@@ -266,11 +275,6 @@ impl Numerics {
     /// registers.
     pub const fn promotes(self) -> bool {
         matches!(self.operand, DType::E4m3) && !self.fast_accumulation
-    }
-
-    /// Bytes of a row's own scales behind its `k` elements of `x`, in whole vectors.
-    pub const fn row_scale_bytes(self, k: u32) -> u32 {
-        (self.scales.of_row(k) * size_of::<f32>() as u32).next_multiple_of(VECTOR_BYTES)
     }
 
     /// The same with partial sums of another type.

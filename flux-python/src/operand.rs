@@ -137,7 +137,7 @@ pub(crate) fn rows_and_scales(
 ) -> Result<(RawTensor, RawTensor), Error> {
     let RawTensor { address, layout, .. } = x;
     let wide = u32::try_from(k).unwrap_or(u32::MAX);
-    let (count, bytes) = (numerics.scales.of_row(wide), numerics.row_scale_bytes(wide));
+    let (count, bytes) = (numerics.scales.of_row(wide), numerics.scales.bytes_behind_row(wide));
     if layout.cols != k.saturating_add(bytes as usize) {
         return Err(Error::operand(format!(
             "x has rows of {} bytes, and {k} elements with {} scales behind them have {bytes} more",

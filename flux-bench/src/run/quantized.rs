@@ -4,7 +4,7 @@ use super::cut;
 use super::input::InputError;
 use super::scaled::Extents;
 use crate::harness::data::Window;
-use flux_core::{Numerics, Scales};
+use flux_core::Scales;
 use flux_kernels::cpu::{Rows, RowsMut, quantize};
 use flux_kernels::{Element, F8E4M3, with_element};
 
@@ -24,7 +24,7 @@ impl QuantizedX {
         form: Scales,
         given: Option<f32>,
     ) -> Result<Self, InputError> {
-        let row = cols + Numerics::e4m3(form, dtype).row_scale_bytes(cols as u32) as usize;
+        let row = cols + form.bytes_behind_row(cols as u32) as usize;
         let mut made = crate::harness::room(rows * row)?;
         made.resize(rows * row, F8E4M3::from_bits(0));
         with_element!(dtype, T, {

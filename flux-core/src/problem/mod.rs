@@ -302,11 +302,11 @@ impl Problem {
     /// Elements of a row of `x` as it is gathered: its `k`, and of 8-bit operands its scales, which
     /// lie behind it.
     pub const fn gathered_columns(&self) -> u32 {
-        self.k + self.numerics.row_scale_bytes(self.k) / self.numerics.operand.bytes() as u32
+        self.k + self.numerics.scales.bytes_behind_row(self.k)
     }
     /// Whether rows of `x` have scales of their own.
     pub const fn rows_carry_scales(&self) -> bool {
-        self.numerics.row_scale_bytes(self.k) > 0
+        self.numerics.scales.bytes_behind_row(self.k) > 0
     }
     /// Bytes of a gathered row.
     pub const fn gathered_row_bytes(&self) -> u64 {

@@ -8,7 +8,7 @@ use crate::element::{E4M3_MOST, Element, LEAST_SCALE};
 use bytemuck::Zeroable;
 use float8::F8E4M3;
 use flux_core::Scales;
-use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
+use flux_core::numerics::SCALE_BLOCK;
 
 /// Most threads of the kernel's CTA, and those of a warp.
 const THREADS: usize = 512;
@@ -27,7 +27,7 @@ pub struct Norm<'a, T> {
 }
 
 /// Writes rows of `cols` elements as E4M3, and scales: to `out_scale`, `[groups, rows]`, or behind
-/// each row in whole vectors.
+/// each row in whole cache lines.
 ///
 /// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and the
 /// least normal number at least. A code is the element times the scale's reciprocal, rounded to
@@ -51,7 +51,6 @@ pub fn quantize<T: Element>(
         Scales::Block => SCALE_BLOCK as usize,
         Scales::None | Scales::Tensor | Scales::Row => cols,
     };
-    let of_row = cols.div_ceil(group).next_multiple_of(VECTOR_BYTES as usize / size_of::<f32>());
     let (mut wide, mut gains) = (vec![0.0_f32; cols], vec![0.0_f32; cols]);
     if let Some(norm) = norm {
         T::widen(&norm.gain[..cols], &mut gains);
@@ -68,7 +67,7 @@ pub fn quantize<T: Element>(
             continue;
         }
         if out_scale.is_none() {
-            behind[..of_row * size_of::<f32>()].fill(F8E4M3::zeroed());
+            behind[..scales.bytes_behind_row(cols as u32) as usize].fill(F8E4M3::zeroed());
         }
         for (at, (wide, codes)) in wide.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
             let most = wide.iter().fold(0.0_f32, |most, v| most.max(v.abs()));
@@ -136,7 +135,7 @@ mod tests {
         given: Option<f32>,
     ) -> (Vec<F8E4M3>, Vec<f32>) {
         let rows = x.len() / cols;
-        let wide = cols + 4 * (scales.of_row(cols as u32) as usize).next_multiple_of(4);
+        let wide = cols + scales.bytes_behind_row(cols as u32) as usize;
         let mut out = vec![F8E4M3::from_bits(0x55); rows * wide];
         let (from, to) =
             (Rows { elements: x, stride: cols }, RowsMut { elements: &mut out, stride: wide });
@@ -225,7 +224,7 @@ mod tests {
             let cols = 4352;
             let x: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
             let gain: Vec<bf16> = (0..cols).map(|col| bf16::from_f32(1.0 + col as f32 / 8192.0)).collect();
-            let (wide, eps) = (cols + 16, 1e-5);
+            let (wide, eps) = (cols + 128, 1e-5);
             let mut out = vec![F8E4M3::from_bits(0); wide];
             let (from, to) = (
                 Rows { elements: &x, stride: cols },

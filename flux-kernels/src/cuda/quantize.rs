@@ -3,8 +3,7 @@
 use super::args::Matrix;
 use super::error::LaunchError;
 use crate::abi::QuantizeParams;
-use flux_core::DType;
-use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
+use flux_core::{DType, Scales};
 use flux_cuda::{Function, Launch, Module};
 
 /// Most threads of a CTA: the kernels' launch bound.
@@ -55,21 +54,21 @@ pub enum ScalesOf {
 
 impl QuantizeArgs {
     fn params(&self) -> QuantizeParams {
-        const SCALE_BYTES: u32 = size_of::<f32>() as u32;
         let Self { x, norm, scales, out, out_scale, cols, .. } = *self;
         let (gain, eps) = norm.unwrap_or_default();
-        let (group, given) = match scales {
-            ScalesOf::Tensor(scale) => (0, scale),
-            ScalesOf::Row => (cols, 0),
-            ScalesOf::Block => (SCALE_BLOCK, 0),
+        let (form, given) = match scales {
+            ScalesOf::Tensor(scale) => (Scales::Tensor, scale),
+            ScalesOf::Row => (Scales::Row, 0),
+            ScalesOf::Block => (Scales::Block, 0),
         };
-        let groups = cols.checked_div(group).unwrap_or(0);
-        let step = u64::from(SCALE_BYTES);
+        let groups = form.of_row(cols);
+        let group = cols.checked_div(groups).unwrap_or(0);
+        let step = size_of::<f32>() as u64;
         let (scale, scale_row_bytes, scale_group_bytes, scales_of_row) = match out_scale {
             _ if group == 0 => (given, 0, 0, 0),
             Some(of) => (of.address, step, of.row_bytes, groups),
             None => {
-                let padded = groups.next_multiple_of(VECTOR_BYTES / SCALE_BYTES);
+                let padded = form.bytes_behind_row(cols) / step as u32;
                 (out.address + u64::from(cols), out.row_bytes, step, padded)
             }
         };

@@ -271,7 +271,7 @@ fn of_parts(
 /// Bytes behind the codes of a row of `x`: its scales travel with it.
 pub fn bytes_behind_rows(problem: &Problem) -> usize {
     if problem.op().gathers() {
-        problem.numerics().row_scale_bytes(problem.k()) as usize
+        problem.numerics().scales.bytes_behind_row(problem.k()) as usize
     } else {
         0
     }

@@ -1,7 +1,7 @@
 //! The form of rows as 8-bit operands.
 
+use flux_core::Scales;
 use flux_core::problem::Shape;
-use flux_core::{DType, Numerics, Scales};
 
 /// Rows of E4M3, with scales behind the codes of each row or apart; of 16 bits with
 /// [`Scales::None`].
@@ -10,8 +10,8 @@ use flux_core::{DType, Numerics, Scales};
 /// use flux_core::Scales;
 /// use flux_kernels::QuantizedRows;
 /// let carried = QuantizedRows { scales: Scales::Block, apart: false };
-/// // Three scales, in whole vectors.
-/// assert_eq!(carried.columns(384), 384 + 16);
+/// // Three scales, in a whole cache line.
+/// assert_eq!(carried.columns(384), 384 + 128);
 /// let apart = QuantizedRows { apart: true, ..carried };
 /// assert_eq!((apart.columns(384), apart.scales_apart(8, 384).rows), (384, 3));
 /// ```
@@ -26,9 +26,7 @@ pub struct QuantizedRows {
 impl QuantizedRows {
     /// Columns of rows of `k` elements, the bytes of scales behind them among them.
     pub const fn columns(self, k: u32) -> u32 {
-        // Scales take the same room whatever an op's output is.
-        let numerics = Numerics::e4m3(self.scales, DType::Bf16);
-        if self.apart { k } else { k.saturating_add(numerics.row_scale_bytes(k)) }
+        if self.apart { k } else { k.saturating_add(self.scales.bytes_behind_row(k)) }
     }
 
     /// The scales of rows or blocks of `[rows, k]` elements in memory of their own: for each group

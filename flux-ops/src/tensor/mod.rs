@@ -207,11 +207,11 @@ impl<'a> TensorRef<'a, F8E4M3> {
     /// ```
     /// use flux_ops::{F8E4M3, Scales, TensorRef};
     /// let (rows, k) = (4, 64);
-    /// // A scale of four bytes, in whole vectors.
-    /// let memory = vec![F8E4M3::from_bits(0); rows * (k + 16)];
-    /// let (x, scale) = TensorRef::host(&memory, (rows, k + 16))?.with_scales(k, Scales::Row)?;
+    /// // A scale of four bytes, in a whole cache line.
+    /// let memory = vec![F8E4M3::from_bits(0); rows * (k + 128)];
+    /// let (x, scale) = TensorRef::host(&memory, (rows, k + 128))?.with_scales(k, Scales::Row)?;
     /// assert_eq!((x.layout().cols, scale.layout().cols), (64, 1));
-    /// assert_eq!((x.layout().row_stride, scale.layout().row_stride), (80, 20));
+    /// assert_eq!((x.layout().row_stride, scale.layout().row_stride), (192, 48));
     /// # Ok::<(), flux_ops::TensorError>(())
     /// ```
     ///

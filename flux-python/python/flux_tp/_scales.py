@@ -113,8 +113,8 @@ def _check(name: str, scale: Any, expected: tuple[int, int] | None, form: str, x
 
 
 def _bytes_behind(form: str, k: int) -> int:
-    """Bytes of a row's own scales, in whole vectors of 16."""
-    return -(-_groups(form, k) // 4) * 16
+    """Bytes of a row's own scales, in whole cache lines of 128."""
+    return -(-_groups(form, k) // 32) * 128
 
 
 def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
@@ -280,6 +280,11 @@ def scaled_product(
     if form == "row":
         scale_a = scale_a.contiguous()
     elif form == "block":
+        # cuBLAS takes a multiple of four rows.
+        if more := -x.shape[0] % 4:
+            wider = [torch.cat([of, of.new_zeros(more, of.shape[1])]) for of in (x.view(torch.uint8), scale_a)]
+            y = scaled_product(wider[0].view(E4M3), weight, wider[1], scale_b, form, bias, dtype)[:-more]
+            return y if out is None else out.copy_(y)
         # torch takes the scales of x one column behind the other.
         if scale_a.stride() != (1, scale_a.shape[0]):
             scale_a = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t()

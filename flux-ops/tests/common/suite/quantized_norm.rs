@@ -49,7 +49,7 @@ fn places(rows: usize) -> impl Iterator<Item = Place> {
         .flat_map(both)
         .filter(move |&(scales, apart)| !apart || groups(scales) > 0)
         .map(move |(scales, apart)| {
-            let behind = if apart { 0 } else { (4 * groups(scales)).next_multiple_of(16) };
+            let behind = if apart { 0 } else { (4 * groups(scales)).next_multiple_of(128) };
             let of_scales = Layout::strided(groups(scales), rows.max(1), rows + 3);
             let codes = Layout::strided(rows, N + behind, N + behind + 32);
             Place { scales, apart, codes, of_scales }
@@ -182,7 +182,7 @@ pub fn scaled_products_have_quantised_norms(machine: Machine) {
 pub fn quantised_norms_are_gathered_as_they_are(machine: Machine) {
     for world in machine.worlds(&[1, 2, 4]) {
         machine.run(world, defaults, |node| {
-            let (rows, wide, w) = (3, N + 16, world as usize);
+            let (rows, wide, w) = (3, N + 128, world as usize);
             let m = rows * w;
             let (workers, rms_norm) = (node.workers, Some(norm(Scales::Block)));
             let options = OpOptions { workers, rms_norm, ..OpOptions::default() };
@@ -279,7 +279,7 @@ pub fn a_quantised_norm_that_does_not_fit_is_refused(machine: Machine) {
         let memory = node.upload(&[bf16::ONE; 32 * N]);
         let mut y = node.poisoned::<bf16>(4 * N);
         let mut rounded = node.poisoned::<bf16>(4 * N);
-        let mut codes = node.poisoned::<F8E4M3>(4 * (N + 16));
+        let mut codes = node.poisoned::<F8E4M3>(4 * (N + 128));
         let mut scales = node.upload(&[f32::NAN; 8]);
         let (x, w) = (node.view(&memory, (4, 32)), node.view(&memory, (N, 32)));
         let gain: TensorRef<'_, bf16> = node.view(&memory, (N,));
@@ -301,8 +301,8 @@ pub fn a_quantised_norm_that_does_not_fit_is_refused(machine: Machine) {
              y_norm).norm_scale(&norm_scale).on(stream), with a view of shape (1, 1)"
         );
         let error = refused!(of_rows, codes, (4, N));
-        let said = "y_norm is [4, 256], but gemm_ar with m = 4 takes [4, 272] on rank 0 of 1: give \
-                    272 columns";
+        let said = "y_norm is [4, 256], but gemm_ar with m = 4 takes [4, 384] on rank 0 of 1: give \
+                    384 columns";
         assert_eq!(error.to_string(), said);
         let error = refused!(
             of_rows,
@@ -324,7 +324,7 @@ pub fn a_quantised_norm_that_does_not_fit_is_refused(machine: Machine) {
         assert!(matches!(error, CallError::Shape { operand: "y_norm_scale", .. }), "{error}");
         let given = node.upload(&[GIVEN]);
         let given = node.view(&given, (1, 1));
-        let error = refused!(of_rows, codes, (4, N + 16), norm_scale(&given));
+        let error = refused!(of_rows, codes, (4, N + 128), norm_scale(&given));
         assert!(matches!(error, CallError::Unwanted { operand: "norm_scale", .. }), "{error}");
         let error = refused!(
             of_tensor,

@@ -80,7 +80,7 @@ fn parts(memory: &[F8E4M3], layout: Layout, cols: usize, of_y: Scales) -> [Vec<u
 fn layout(case: &Case<bf16>, of_y: Scales, node: &Node) -> (usize, Layout) {
     let shape = case.y_shape(node.rank);
     let (rows, cols) = (shape.rows as usize, shape.cols as usize);
-    let wide = cols + (4 * of_y.of_row(shape.cols) as usize).next_multiple_of(16);
+    let wide = cols + (4 * of_y.of_row(shape.cols) as usize).next_multiple_of(128);
     (cols, Layout::strided(rows, wide, wide + 32))
 }
 
@@ -196,7 +196,7 @@ pub fn several_quantised_outputs_have_the_bits_of_the_quantizer(machine: Machine
                 });
                 let mut y = each.map(|n| node.poisoned::<bf16>(7 * n));
                 let layouts = each.map(|n| {
-                    let wide = n + (4 * of_y.of_row(n as u32) as usize).next_multiple_of(16);
+                    let wide = n + (4 * of_y.of_row(n as u32) as usize).next_multiple_of(128);
                     Layout::strided(7, wide, wide + 16)
                 });
                 let mut codes = layouts.map(|of| node.poisoned::<F8E4M3>(of.span()));

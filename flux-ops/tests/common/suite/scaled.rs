@@ -316,13 +316,13 @@ pub fn scales_that_do_not_fit_are_refused(machine: Machine) {
         let case = case(OpKind::AllGatherGemm, [8, 32, 64], 1, numerics, Values::Integers);
         let op = build(&case, OpOptions::default(), node);
         let (x, w, mut y) = (
-            node.upload(&vec![F8E4M3::from_f32(1.0); 8 * 80]),
+            node.upload(&vec![F8E4M3::from_f32(1.0); 8 * 192]),
             node.upload(&vec![F8E4M3::from_f32(1.0); 32 * 64]),
             node.poisoned::<bf16>(8 * 32),
         );
         let (ones, few) = (node.upload(&[1_f32; 32]), node.upload(&[1_f32; 16]));
         let w = node.view(&w, (32, 64));
-        let (wide, scale) = node.view(&x, (8, 80)).with_scales(64, Scales::Row).unwrap();
+        let (wide, scale) = node.view(&x, (8, 192)).with_scales(64, Scales::Row).unwrap();
         let mut y = node.view_mut(&mut y, (8, 32));
         let ones_view = node.view(&ones, (1, 32));
         let error = op.call(&wide).weight(&w, &mut y).scale_w(&ones_view).on(node.stream());
@@ -331,7 +331,7 @@ pub fn scales_that_do_not_fit_are_refused(machine: Machine) {
         let error =
             op.call(&wide).scale_x(&apart).weight(&w, &mut y).scale_w(&ones_view).on(node.stream());
         assert!(
-            matches!(error, Err(CallError::ScalesApart { k: 64, needed: 80, .. })),
+            matches!(error, Err(CallError::ScalesApart { k: 64, needed: 192, .. })),
             "{error:?}"
         );
         let short = node.view(&few, (1, 16));
