@@ -148,6 +148,19 @@ fn step_line(row: &LayerRow) -> String {
     format!("| {} | {} | {theirs:.1} | {flux:.1} | {speed_up:.2} |", row.model, row.m.unwrap())
 }
 
+/// The table line of a row of a whole model's steps or tokens.
+fn model_line(row: &LayerRow) -> String {
+    let ms = |mode| row.ms.get(mode).map_or("-".to_owned(), |ms| format!("{ms:.2}"));
+    let [torch, compiled, async_tp, flux, flux_compiled] =
+        ["torch", "torch_compiled", "async_tp", "flux", "flux_compiled"].map(ms);
+    let (size, speed_up) = (row.m.or(row.batch).unwrap(), row.speed_up("flux_compiled").unwrap());
+    format!(
+        "| {} | {} | {size} | {torch} | {compiled} | {async_tp} | {flux} | {flux_compiled} | \
+         {speed_up:.2} |",
+        row.model, row.phase
+    )
+}
+
 /// The table line of a row of vLLM's answers.
 fn answer_line(row: &LayerRow) -> String {
     let [theirs, flux] = ["default", "flux"].map(|mode| row.ms[mode]);
@@ -171,10 +184,10 @@ fn lines_of(files: &str, needs: &str, line: fn(&LayerRow) -> String) -> Vec<Stri
 
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
 /// `figures of FILE ...` have every decimal figure, `unaligned ...`, `layers of FILE`, `kept layers
-/// of FILE ...`, `steps of FILE` and `answers of FILE` compute it.
+/// of FILE ...`, `steps of FILE`, `models of FILE ...` and `answers of FILE` compute it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
-    let mut kinds = [0; 7];
+    let mut kinds = [0; 8];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
             if comment.starts_with("flux-bench show ") && !comment.contains(" --svg ") {
@@ -222,6 +235,10 @@ fn tables_of_documents_stand_in_the_results() {
                 let lines = lines_of(file, "default", answer_line);
                 assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
                 kinds[6] += 1;
+            } else if let Some(files) = comment.strip_prefix("models of ") {
+                let lines = lines_of(files, "flux_compiled", model_line);
+                assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
+                kinds[7] += 1;
             }
         }
     }
