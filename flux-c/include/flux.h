@@ -286,11 +286,6 @@ typedef struct flux_op_options {
     int32_t scales;
     // A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     int32_t output;
-    // A flux_scales, of FLUX_ALL_GATHER_GEMM and FLUX_E4M3: those of `y`, which then is FLUX_E4M3,
-    // rounded to `output` before, ready to be `x` of the next op. FLUX_SCALES_TENSOR, or with
-    // `scales` of FLUX_SCALES_BLOCK on a GPU of compute capability 9.0 FLUX_SCALES_BLOCK, too.
-    // Else 0, for a `y` of the type of `output`.
-    int32_t output_scales;
     // A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to
     // be `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
     // compute capability 8.9 or later. Else 0, for a `y_norm` of the type of `y`.
@@ -336,11 +331,7 @@ typedef struct flux_operands {
     const struct flux_tensor *gain;
     // With norm_scales of FLUX_SCALES_TENSOR: the scale of `y_norm`, [1, 1] of FLUX_FP32.
     const struct flux_tensor *norm_scale;
-    // With output_scales of FLUX_SCALES_TENSOR: the scale of `y`, [1, 1] of FLUX_FP32.
-    const struct flux_tensor *y_scale;
-    // The result, which is overwritten: see flux_op_kind. With output_scales of FLUX_SCALES_BLOCK
-    // the scales lie behind the codes of each row, which has as many columns more as they have
-    // bytes, in whole 128.
+    // The result, which is overwritten: see flux_op_kind.
     const struct flux_tensor *y;
     // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
     // norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as

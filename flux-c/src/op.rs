@@ -122,8 +122,6 @@ pub const FLUX_OP_F32_PARTIALS: u32 = 64;
 pub const FLUX_OP_FAST_ACCUMULATION: u32 = 128;
 /// Of an op with scales: none of the caller's flags.
 const SCALED: u32 = 1 << 31;
-/// Of an op whose results have one scale: none of the caller's flags.
-const STATIC_OUTPUT: u32 = 1 << 28;
 /// Of an op whose normalised rows have one scale, or scales of their own: none of the caller's.
 const STATIC_NORM: u32 = 1 << 30;
 const QUANTIZED_NORM: u32 = 1 << 29;
@@ -143,7 +141,6 @@ const fn flag_of(operand: Operand) -> Option<(u32, &'static str)> {
         Operand::Residual => Some((FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL")),
         Operand::Gain | Operand::YNorm => Some((FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM")),
         Operand::ScaleX | Operand::ScaleW => Some((SCALED, "options.scales")),
-        Operand::YScale => Some((STATIC_OUTPUT, "FLUX_SCALES_TENSOR as options.output_scales")),
         Operand::NormScale => Some((STATIC_NORM, "FLUX_SCALES_TENSOR as options.norm_scales")),
         Operand::YNormScale => {
             Some((QUANTIZED_NORM, "FLUX_SCALES_ROW or FLUX_SCALES_BLOCK as options.norm_scales"))
@@ -190,11 +187,6 @@ pub struct flux_op_options {
     pub scales: i32,
     /// A flux_dtype, of FLUX_E4M3: that of `y` and of what is added to it. Else 0, for `dtype`.
     pub output: i32,
-    /// A flux_scales, of FLUX_ALL_GATHER_GEMM and FLUX_E4M3: those of `y`, which then is FLUX_E4M3,
-    /// rounded to `output` before, ready to be `x` of the next op. FLUX_SCALES_TENSOR, or with
-    /// `scales` of FLUX_SCALES_BLOCK on a GPU of compute capability 9.0 FLUX_SCALES_BLOCK, too.
-    /// Else 0, for a `y` of the type of `output`.
-    pub output_scales: i32,
     /// A flux_scales, with FLUX_OP_RMS_NORM: those of `y_norm`, which then is FLUX_E4M3, ready to
     /// be `x` of the next op. `n` is a multiple of 16, with FLUX_SCALES_BLOCK of 128, and a GPU has
     /// compute capability 8.9 or later. Else 0, for a `y_norm` of the type of `y`.
@@ -311,26 +303,15 @@ impl flux_op_options {
         };
         let fast_accumulation = self.flags & FLUX_OP_FAST_ACCUMULATION != 0;
         let numerics = Numerics { fast_accumulation, ..numerics };
-        if !numerics.is_supported() {
-            return Err(self.unsupported());
+        if numerics.is_supported() {
+            return Ok(numerics);
         }
-        let quantized = scales(self.output_scales).map(|of| numerics.with_output_scales(of));
-        quantized.filter(|numerics| numerics.is_supported()).ok_or_else(|| {
-            Error::argument(format!(
-                "options.output_scales = {} with scales = {}: give FLUX_SCALES_TENSOR of \
-                 FLUX_E4M3, FLUX_SCALES_BLOCK with FLUX_SCALES_BLOCK as scales, or 0",
-                self.output_scales, self.scales
-            ))
-        })
-    }
-
-    fn unsupported(&self) -> Error {
-        Error::argument(format!(
+        Err(Error::argument(format!(
             "options.dtype = {}, scales = {}, output = {}, flags = {:#x}: give FLUX_E4M3 with a \
              flux_scales and the output FLUX_BF16 or FLUX_FP16, or another dtype with 0 for both; \
              FLUX_OP_FAST_ACCUMULATION with FLUX_SCALES_TENSOR or FLUX_SCALES_ROW alone",
             self.dtype, self.scales, self.output, self.flags
-        ))
+        )))
     }
 }
 
@@ -366,9 +347,7 @@ pub unsafe extern "C" fn flux_op_create(
                 Some(Scales::Row | Scales::Block) => QUANTIZED_NORM,
                 Some(Scales::None) | None => 0,
             };
-            let is_static = scales(options.output_scales) == Some(Scales::Tensor);
-            let output = if is_static { STATIC_OUTPUT } else { 0 };
-            let flags = options.flags | scaled | norm | output;
+            let flags = options.flags | scaled | norm;
             OPS.keep(Op { op: built, flags, max_m: options.max_m, comm })
         };
         // SAFETY: the caller's place for a handle, which was checked not to be NULL.

@@ -48,11 +48,7 @@ pub struct flux_operands {
     pub gain: *const flux_tensor,
     /// With norm_scales of FLUX_SCALES_TENSOR: the scale of `y_norm`, [1, 1] of FLUX_FP32.
     pub norm_scale: *const flux_tensor,
-    /// With output_scales of FLUX_SCALES_TENSOR: the scale of `y`, [1, 1] of FLUX_FP32.
-    pub y_scale: *const flux_tensor,
-    /// The result, which is overwritten: see flux_op_kind. With output_scales of FLUX_SCALES_BLOCK
-    /// the scales lie behind the codes of each row, which has as many columns more as they have
-    /// bytes, in whole 128.
+    /// The result, which is overwritten: see flux_op_kind.
     pub y: *const flux_tensor,
     /// With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
     /// norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as
@@ -90,7 +86,6 @@ impl flux_operands {
             Operand::Gain => self.gain,
             Operand::Y => self.y,
             Operand::NormScale => self.norm_scale,
-            Operand::YScale => self.y_scale,
             Operand::YNorm => self.y_norm,
             Operand::YNormScale => self.y_norm_scale,
             Operand::XFull => self.x_full,

@@ -85,7 +85,6 @@ fn op_options() -> flux_op_options {
         rms_norm_eps: 0.0,
         scales: 0,
         output: 0,
-        output_scales: 0,
         norm_scales: 0,
     }
 }
@@ -255,7 +254,6 @@ fn a_matrix_that_no_memory_holds_is_not_read() {
             residual: null(),
             gain: null(),
             norm_scale: null(),
-            y_scale: null(),
             y: guarded(&[y]),
             y_norm: null(),
             y_norm_scale: null(),

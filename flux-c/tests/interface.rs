@@ -70,7 +70,6 @@ fn options(kind: flux_op_kind) -> flux_op_options {
         rms_norm_eps,
         scales: 0,
         output: 0,
-        output_scales: 0,
         norm_scales: 0,
     }
 }
@@ -115,7 +114,6 @@ fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands 
         residual: null(),
         gain: null(),
         norm_scale: null(),
-        y_scale: null(),
         y,
         y_norm: null(),
         y_norm_scale: null(),
@@ -681,69 +679,6 @@ fn a_norm_is_written_as_the_next_x() {
     let least = (1.0_f32 / 448.0).to_bits();
     assert!(z[..128] == [most; 128] && scales.map(f32::to_bits) == [least; 4]);
     done(flux_op_destroy(op));
-    done(flux_comm_destroy(comm));
-}
-
-/// Sums of as many ones as there are inner features.
-#[test]
-fn a_result_is_written_as_the_next_x() {
-    let [Rank(comm)] = connected(host());
-    let (rows, n, wide) = (2, 128, 144);
-    // Codes of ones, and scales of ones behind those of each row.
-    let mut x = vec![0x38_u8; rows * wide];
-    x.chunks_exact_mut(wide).for_each(|row| row[n..n + 4].copy_from_slice(&1.0_f32.to_le_bytes()));
-    let (mut w, mut y, mut ones) = (vec![0x38_u8; n * n], vec![0_u8; rows * wide], [1.0_f32]);
-    let of = |data: *mut c_void, rows, cols, row_stride, dtype: flux_dtype| flux_tensor {
-        data,
-        rows,
-        cols,
-        row_stride,
-        dtype: dtype as i32,
-    };
-    let behind = x[n..].as_mut_ptr().cast();
-    let scale_x = of(behind, rows, 1, wide / 4, flux_dtype::FLUX_FP32);
-    let tx = of(x.as_mut_ptr().cast(), rows, n, wide, flux_dtype::FLUX_E4M3);
-    let tw = of(w.as_mut_ptr().cast(), n, n, 0, flux_dtype::FLUX_E4M3);
-    let one = of(ones.as_mut_ptr().cast(), 1, 1, 0, flux_dtype::FLUX_FP32);
-    let carried = of(y.as_mut_ptr().cast(), rows, wide, 0, flux_dtype::FLUX_E4M3);
-    let codes = flux_tensor { cols: n, row_stride: wide, ..carried };
-    let with = |scale_x: *const flux_tensor, y| flux_operands {
-        scale_x,
-        scale_w: &raw const one,
-        ..operands(&tx, &tw, y)
-    };
-    let (dtype, output) = (flux_dtype::FLUX_E4M3 as i32, flux_dtype::FLUX_BF16 as i32);
-    let all = options(FLUX_ALL_GATHER_GEMM);
-    let all = flux_op_options { n, k: n, dtype, output, ..all };
-    let [tensor, blocks] =
-        [flux_scales::FLUX_SCALES_TENSOR, flux_scales::FLUX_SCALES_BLOCK].map(|of| of as i32);
-    // The codes of 128, and of 448.
-    let (result, most) = (0x70, 0x7e);
-    let op = created(comm, flux_op_options { scales: tensor, output_scales: tensor, ..all });
-    let good = with(&raw const one, &codes);
-    let words = "operands.y_scale is NULL, and the op was created with FLUX_SCALES_TENSOR as \
-                 options.output_scales: give it";
-    refused(forward(op, &good), FLUX_ERROR_OPERAND, words);
-    done(forward(op, &flux_operands { y_scale: &raw const one, ..good }));
-    assert!(y.chunks(wide).all(|row| row[..n] == [result; 128] && row[n..] == [0; 16]), "{y:?}");
-    done(flux_op_destroy(op));
-
-    let op = created(comm, flux_op_options { scales: blocks, output_scales: blocks, ..all });
-    let words = "y is [2, 128], but ag_gemm with m = 2 takes [2, 144]";
-    refused(forward(op, &with(&raw const scale_x, &codes)), FLUX_ERROR_OPERAND, words);
-    done(forward(op, &with(&raw const scale_x, &carried)));
-    let scale = (128.0_f32 / 448.0).to_le_bytes();
-    assert!(y.chunks(wide).all(|row| row[..n] == [most; 128] && row[n..n + 4] == scale), "{y:?}");
-    done(flux_op_destroy(op));
-
-    for (scales, output_scales) in [(tensor, blocks), (blocks, 2), (tensor, 4), (tensor, -1)] {
-        let (status, _) = create(comm, flux_op_options { scales, output_scales, ..all });
-        let words = format!("options.output_scales = {output_scales} with scales = {scales}");
-        refused(status, FLUX_ERROR_ARGUMENT, &words);
-    }
-    let sums = flux_op_options { kind: FLUX_GEMM_ALL_REDUCE as i32, scales: tensor, ..all };
-    let (status, _) = create(comm, flux_op_options { output_scales: tensor, ..sums });
-    refused(status, FLUX_ERROR_OPERAND, "gemm_ar has no quantized");
     done(flux_comm_destroy(comm));
 }
 

@@ -20,8 +20,8 @@ pub enum DType {
     /// IEEE 754 binary16: 5 exponent bits, 11 significant bits.
     F16,
     /// E4M3 of the OCP 8-bit floating point specification: 4 exponent bits, 4 significant bits, no
-    /// infinities, 448 at most. Of operands, which have [`Scales`], and of results and normalised
-    /// rows for them.
+    /// infinities, 448 at most. Of operands, which have [`Scales`], and of normalised rows for
+    /// them.
     E4m3,
 }
 
@@ -201,8 +201,7 @@ pub enum Partials {
 }
 
 /// Element types of an op. The text is the operand's name with the form of its scales behind a
-/// point, `:` and the output's name if that is another type, `>` and what outputs become as 8-bit
-/// operands, and `+f32` for partial sums in fp32.
+/// point, `:` and the output's name if that is another type, and `+f32` for partial sums in fp32.
 ///
 /// ```
 /// use flux_core::{DType, Numerics, Partials, Scales};
@@ -212,8 +211,6 @@ pub enum Partials {
 /// assert_eq!((exact.to_string().parse(), exact.partial_bytes()), (Ok(exact), 4));
 /// let scaled = Numerics::e4m3(Scales::Row, DType::Bf16);
 /// assert_eq!(scaled.to_string(), "e4m3.row:bf16");
-/// let quantized = scaled.with_output_scales(Scales::Tensor);
-/// assert_eq!(quantized.to_string(), "e4m3.row:bf16>e4m3.tensor");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Numerics {
@@ -228,32 +225,22 @@ pub struct Numerics {
     pub partials: Partials,
     /// Of `y`, and of what is added to it or normalised from it.
     pub output: DType,
-    /// Scales of `y` in [`DType::E4m3`], to which an AllGather-GEMM quantises its rounded outputs,
-    /// as operands of the next op. None where `y` has the outputs' type.
-    pub output_scales: Scales,
 }
 
 /// What stands behind the types in a text with fp32 partial sums.
 const F32_PARTIALS: &str = "+f32";
 /// What stands behind the scales in a text with fast accumulation.
 const FAST: &str = ".fast";
-/// What stands before the scales of outputs in a text.
-const QUANTIZED: &str = ">e4m3.";
 
 impl Numerics {
     /// 8-bit operands with such scales, and outputs of this type.
     pub const fn e4m3(scales: Scales, output: DType) -> Self {
         let (operand, partials) = (DType::E4m3, Partials::Output);
-        let output_scales = Scales::None;
-        Self { operand, scales, fast_accumulation: false, partials, output, output_scales }
+        Self { operand, scales, fast_accumulation: false, partials, output }
     }
 
     /// Whether ops have these types: outputs of 16 bits, operands of the same type or of 8 bits
     /// with scales. Sums of [`Scales::Block`] leave the tensor cores every block.
-    ///
-    /// Outputs of 8-bit operands are quantised to one scale of all, or where operands have scales
-    /// of blocks to these, so that ranks split the columns between blocks. The scale of a row would
-    /// need the columns of all tiles and ranks.
     pub const fn is_supported(self) -> bool {
         let has_scales = !matches!(self.scales, Scales::None);
         let operands = match self.operand {
@@ -262,13 +249,7 @@ impl Numerics {
                 has_scales && !(self.fast_accumulation && matches!(self.scales, Scales::Block))
             }
         };
-        let outputs = match self.output_scales {
-            Scales::None => true,
-            Scales::Tensor => has_scales,
-            Scales::Row => false,
-            Scales::Block => matches!(self.scales, Scales::Block),
-        };
-        operands && outputs && !matches!(self.output, DType::E4m3)
+        operands && !matches!(self.output, DType::E4m3)
     }
 
     /// Whether sums leave the tensor cores every [`SCALE_BLOCK`] elements along `k`, for fp32
@@ -281,25 +262,6 @@ impl Numerics {
     #[must_use]
     pub const fn with_partials(self, partials: Partials) -> Self {
         Self { partials, ..self }
-    }
-
-    /// The same with outputs quantised to such scales.
-    #[must_use]
-    pub const fn with_output_scales(self, output_scales: Scales) -> Self {
-        Self { output_scales, ..self }
-    }
-
-    /// Element type of `y`.
-    pub const fn result(self) -> DType {
-        match self.output_scales {
-            Scales::None => self.output,
-            Scales::Tensor | Scales::Row | Scales::Block => DType::E4m3,
-        }
-    }
-
-    /// Whether tiles of so many columns of `y` have whole blocks, where these share a scale.
-    pub const fn splits_no_output_block(self, columns: u32) -> bool {
-        !matches!(self.output_scales, Scales::Block) || columns.is_multiple_of(SCALE_BLOCK)
     }
 
     /// Bytes of an element of a partial sum between ranks.
@@ -334,8 +296,7 @@ impl Numerics {
         2 * self.row_multiple()
     }
 
-    /// Whether an op with these numbers takes as long as one with `other`, whether or not outputs
-    /// are quantised.
+    /// Whether an op with these numbers takes as long as one with `other`.
     pub fn takes_as_long_as(self, other: Self) -> bool {
         let sizes = |of: Self| (of.operand.bytes(), of.partial_bytes(), of.output.bytes());
         (self.partials, self.scales, self.fast_accumulation)
@@ -352,14 +313,14 @@ impl From<DType> for Numerics {
             DType::Bf16 | DType::F16 => (Scales::None, dtype),
             DType::E4m3 => (Scales::Tensor, DType::Bf16),
         };
-        let (partials, output_scales) = (Partials::Output, Scales::None);
-        Self { operand: dtype, scales, fast_accumulation: false, partials, output, output_scales }
+        let partials = Partials::Output;
+        Self { operand: dtype, scales, fast_accumulation: false, partials, output }
     }
 }
 
 impl fmt::Display for Numerics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operand, scales, fast_accumulation, partials, output, output_scales } = *self;
+        let Self { operand, scales, fast_accumulation, partials, output } = *self;
         write!(f, "{operand}")?;
         if scales != Scales::None {
             write!(f, ".{scales}")?;
@@ -369,9 +330,6 @@ impl fmt::Display for Numerics {
         }
         if output != operand {
             write!(f, ":{output}")?;
-        }
-        if output_scales != Scales::None {
-            write!(f, "{QUANTIZED}{output_scales}")?;
         }
         if partials == Partials::F32 { f.write_str(F32_PARTIALS) } else { Ok(()) }
     }
@@ -401,17 +359,15 @@ impl FromStr for Numerics {
         let (types, partials) = text
             .strip_suffix(F32_PARTIALS)
             .map_or((text, Partials::Output), |types| (types, Partials::F32));
-        let (types, output_scales) =
-            types.split_once(QUANTIZED).unwrap_or((types, Scales::None.name()));
         let (operand, output) = types.split_once(':').unwrap_or((types, types));
         let (operand, fast_accumulation) =
             operand.strip_suffix(FAST).map_or((operand, false), |operand| (operand, true));
         let (operand, scales) = operand.split_once('.').unwrap_or((operand, Scales::None.name()));
         let named = |name| DType::ALL.into_iter().find(|dtype| dtype.name() == name);
-        let form = |name| Scales::ALL.into_iter().find(|known| known.name() == name);
-        match (named(operand), form(scales), named(output), form(output_scales)) {
-            (Some(operand), Some(scales), Some(output), Some(output_scales)) => {
-                Ok(Self { operand, scales, fast_accumulation, partials, output, output_scales })
+        let scales = Scales::ALL.into_iter().find(|known| known.name() == scales);
+        match (named(operand), scales, named(output)) {
+            (Some(operand), Some(scales), Some(output)) => {
+                Ok(Self { operand, scales, fast_accumulation, partials, output })
             }
             _ => Err(NumericsError { text: text.to_owned() }),
         }
@@ -428,17 +384,13 @@ mod tests {
             scales.flat_map(move |of| [false, true].map(move |fast| (operand, of, fast)))
         });
         operands.flat_map(|(operand, scales, fast_accumulation)| {
-            let outputs = DType::ALL.into_iter().flat_map(|output| {
-                Scales::ALL.into_iter().map(move |output_scales| (output, output_scales))
-            });
-            outputs.flat_map(move |(output, output_scales)| {
+            DType::ALL.into_iter().flat_map(move |output| {
                 let of = move |partials| Numerics {
                     operand,
                     scales,
                     fast_accumulation,
                     partials,
                     output,
-                    output_scales,
                 };
                 [Partials::Output, Partials::F32].map(of)
             })
@@ -449,9 +401,8 @@ mod tests {
     fn texts_of_supported_numbers_differ() {
         let texts: std::collections::BTreeSet<_> =
             all().filter(|of| of.is_supported()).map(|of| of.to_string()).collect();
-        // Outputs, partial sums; of e4m3 also three forms of scales, two of them twice, all with
-        // outputs of one scale, and one with those of blocks.
-        assert_eq!(texts.len(), 2 * 2 * 2 + 2 * 2 * (5 + 5 + 1));
+        // Outputs, partial sums; of e4m3 also three forms of scales, two of them twice.
+        assert_eq!(texts.len(), 2 * 2 * 2 + 2 * 2 * 5);
     }
 
     #[test]
@@ -459,7 +410,7 @@ mod tests {
         for numerics in all().filter(|of| of.is_supported()) {
             assert_eq!(numerics.to_string().parse(), Ok(numerics));
         }
-        for text in ["", "f32", "bf16:", ":bf16", "bf16+f16", "bf16 +f32", "e4m3.row:bf16>e4m3."] {
+        for text in ["", "f32", "bf16:", ":bf16", "bf16+f16", "bf16 +f32"] {
             let error = text.parse::<Numerics>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("{text:?} names no element types: use bf16, fp16")));
         }

@@ -163,15 +163,11 @@ impl Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Numerics { operand, scales, fast_accumulation, output, output_scales, .. } =
-            self.numerics;
+        let Numerics { operand, scales, fast_accumulation, output, .. } = self.numerics;
         write!(f, "flux_{}_{operand}", self.op)?;
         if scales != Scales::None {
             let fast = if fast_accumulation { "fast_" } else { "" };
             write!(f, "_{scales}_{fast}{output}")?;
-        }
-        if output_scales != Scales::None {
-            write!(f, "_to_{output_scales}")?;
         }
         write!(f, "_{}_s{}", self.tile, self.stages)?;
         if self.gated {

@@ -3,7 +3,6 @@
 //! Invariant: an error that is not a fault leaves the communicator and the op usable.
 
 use crate::tensor::{Layout, Location, TensorError};
-use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
@@ -99,9 +98,10 @@ pub enum BuildError {
         /// The element types.
         numerics: Numerics,
     },
-    /// The device's kernel multiplies no such operands, or writes no such outputs.
+    /// The device's kernel multiplies no such operands.
     #[error(
-        "{numerics} on {device}, whose kernel is {generation}: {}", needs(*numerics)
+        "{numerics} operands on {device}, whose kernel is {generation}: they need compute \
+         capability 8.9 or later, and its kernel; use bf16 or fp16 operands"
     )]
     NoNumerics {
         /// The element types.
@@ -161,17 +161,6 @@ pub enum BuildError {
         /// Required divisor of its columns.
         multiple: u32,
     },
-    /// Tiles of the caller's plan split outputs that share a scale.
-    #[error(
-        "tiles of {tile} split the outputs that share a scale: {SCALE_BLOCK} columns of y take \
-         {multiple} of a tile"
-    )]
-    QuantizedTile {
-        /// The plan's tile.
-        tile: TileShape,
-        /// Required divisor of its columns.
-        multiple: u32,
-    },
     /// Several weights that lie as no kernel reads them.
     #[error(
         "several weights are read as [n, k], and were to lie as {weights}: leave out \
@@ -186,8 +175,8 @@ pub enum BuildError {
     Option {
         /// The op.
         op: OpKind,
-        /// An optional operand's name, `rms_norm`, `partials`, `activation`, `gates`,
-        /// `several_weights` or `quantized`.
+        /// An optional operand's name, `rms_norm`, `partials`, `activation`, `gates` or
+        /// `several_weights`.
         option: &'static str,
     },
     /// Calls need more workspace than the caller allows.
@@ -308,7 +297,6 @@ const fn hint(source: &TransportError) -> &'static str {
 fn ops_with(option: &str) -> &'static str {
     match option {
         "activation" => "only ag_gemm has one",
-        "quantized" => "only ag_gemm quantises its outputs; sums have rms_norm",
         "gates" | "several_weights" => "only ag_gemm has them",
         "partials" => "only gemm_rs and gemm_ar send partial sums",
         _ => match Operand::named(option) {
@@ -620,20 +608,6 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
     }
 }
 
-/// What element types need of a device, and what to take where it has not.
-fn needs(numerics: Numerics) -> &'static str {
-    match numerics.output_scales {
-        Scales::Block => {
-            "outputs with scales of blocks need compute capability 9.0; use one scale of all, or \
-             outputs of 16 bits and a Quantizer"
-        }
-        _ => {
-            "8-bit operands need compute capability 8.9 or later, and its kernel; use bf16 or fp16 \
-             operands"
-        }
-    }
-}
-
 /// What the memory of an output may be.
 fn remedy(output: &str, other: &str) -> String {
     let or = if other == "residual" && output == "y" {
@@ -653,10 +627,6 @@ fn call_with(operand: &str) -> String {
         Some((known, _)) if known.presence() == Presence::NormScale => {
             "norm(&gain, &mut y_norm).norm_scale(&norm_scale)".to_owned()
         }
-        Some((known, _)) if known.presence() == Presence::YScale => {
-            return "op.call(&x).quantized_weight(&w, &mut y).y_scale(&y_scale).on(stream)"
-                .to_owned();
-        }
         Some((known, _)) if known.presence() == Presence::Scales => {
             return "op.call(&x).scale_x(&scale_x).weight(&w, &mut y).scale_w(&scale_w).on(stream)"
                 .to_owned();
@@ -673,9 +643,6 @@ fn option_of(operand: &str) -> String {
         Some((known, _)) if known.presence() == Presence::Norm => "rms_norm(eps)".to_owned(),
         Some((known, _)) if known.presence() == Presence::NormScale => {
             "quantized_rms_norm(eps, Scales::Tensor)".to_owned()
-        }
-        Some((known, _)) if known.presence() == Presence::YScale => {
-            "quantized(Scales::Tensor)".to_owned()
         }
         Some((known, _)) if known.presence() == Presence::NormScales => {
             "quantized_rms_norm(eps, scales) and scales of rows or blocks".to_owned()

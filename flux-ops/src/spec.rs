@@ -4,7 +4,6 @@
 //! kind of op does not have is refused before any rank is asked.
 
 use crate::error::BuildError;
-use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::Plan;
 use flux_core::tile::GATE_COLUMNS;
 use flux_core::{DType, Numerics, OpKind, Partials, Problem, ProblemError, Scales, WorldSize};
@@ -221,7 +220,6 @@ impl OpSpec {
             ("activation", activation != Activation::None),
             ("gates", gates.is_some()),
             ("several_weights", self.columns.is_some()),
-            ("quantized", self.numerics.output_scales != Scales::None),
         ];
         let foreign = if self.kind.gathers() { of_sums } else { of_gathers };
         match foreign.iter().copied().find(|(_, given)| *given) {
@@ -250,15 +248,7 @@ impl OpSpec {
         if numerics.scales != Scales::None && weights != WeightLayout::Nk {
             return Err(BuildError::ScaledWeights { weights, numerics });
         }
-        let gated = self.epilogue.gates.is_some();
-        let columns_per_output = if gated { 2 } else { 1 };
-        if let Some(Plan { tile, .. }) = self.plan
-            && !numerics.splits_no_output_block(tile.n / columns_per_output)
-        {
-            let multiple = columns_per_output * SCALE_BLOCK;
-            return Err(BuildError::QuantizedTile { tile, multiple });
-        }
-        if !gated {
+        if self.epilogue.gates.is_none() {
             return Ok(());
         }
         if weights != WeightLayout::Nk {

@@ -39,7 +39,7 @@ mod _native {
     /// What an op is built with: dtypes of operands and of the output with the number of the form
     /// of scales, whether the weight is a transposed view, names of operands, activation, the
     /// norm's eps with the number of the form of scales, whether partial sums are in fp32.
-    type Built = ((String, String, u64, u64), bool, Vec<String>, u64, Option<(f64, u64)>, bool);
+    type Built = ((String, String, u64), bool, Vec<String>, u64, Option<(f64, u64)>, bool);
     /// `weight`, `out`, and of all ranks together `n` of an op that gathers or `k` of the others.
     type OfWeight = (Described, Described, Option<usize>);
     /// `x`, the weights, and the others by name: one, or one of each weight.
@@ -207,10 +207,8 @@ mod _native {
             let (columns, k) = extents;
             let (n, columns) =
                 (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
-            let ((operand, output, form, of_output), transposed, names, number, norm, f32_partials) =
-                of;
-            let [form, of_output] = [scales(form)?, scales(of_output)?];
-            let numerics = numerics(dtype(&operand)?, form, dtype(&output)?, of_output);
+            let ((operand, output, form), transposed, names, number, norm, f32_partials) = of;
+            let numerics = numerics(dtype(&operand)?, scales(form)?, dtype(&output)?);
             let activation = activation(number)?;
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
             let mut spec = member.ops.plain(

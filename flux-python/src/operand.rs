@@ -112,18 +112,9 @@ pub(crate) fn scales(number: u64) -> Result<Scales, Error> {
     known.ok_or_else(|| Error::operand(format!("scales = {number}: there are 4 forms")))
 }
 
-/// The element types of an op, whose output has another type than 8-bit operands alone. Outputs
-/// that are quantised are rounded to bfloat16 before.
-pub(crate) fn numerics(
-    operand: DType,
-    scales: Scales,
-    output: DType,
-    output_scales: Scales,
-) -> Numerics {
+/// The element types of an op, whose output has another type than 8-bit operands alone.
+pub(crate) fn numerics(operand: DType, scales: Scales, output: DType) -> Numerics {
     match operand {
-        DType::E4m3 if output_scales != Scales::None => {
-            Numerics::e4m3(scales, DType::Bf16).with_output_scales(output_scales)
-        }
         DType::E4m3 => Numerics::e4m3(scales, output),
         DType::Bf16 | DType::F16 => operand.into(),
     }

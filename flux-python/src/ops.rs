@@ -7,7 +7,7 @@ use crate::operand::{Weight, further_inputs, name};
 use flux_ops::binding::{Class, NamedActivation};
 use flux_ops::{
     EpilogueSpec, Epsilon, FusedLinear, NormSpec, Numerics, OpKind, OpSpec, Operand, Operands,
-    QuantizedRows, RawTensor, SumsTo, WeightLayout,
+    RawTensor, SumsTo, WeightLayout,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -204,9 +204,7 @@ impl Ops {
             let out = name(Operand::Y, index, count);
             let found = operands.get(Operand::Y, index).map(|y| [y.layout.rows, y.layout.cols]);
             let found = found.unwrap_or_default();
-            let form = QuantizedRows { scales: call.numerics.output_scales, apart: false };
-            let columns = u32::try_from(activation.columns(rows)).unwrap_or(u32::MAX);
-            let needed = kind.result(m, form.columns(columns) as usize, &self.comm);
+            let needed = kind.result(m, activation.columns(rows), &self.comm);
             if found != needed {
                 return Err(Error::operand(format!(
                     "{out} is {found:?}, and the result of m = {m} is {needed:?}"

@@ -243,7 +243,7 @@ def a_communicator_lives_until_the_backward_pass(comm):
     assert torch.equal(x.grad, expected.grad)
     del y
     gc.collect()
-    call = lambda: torch.ops.flux_tp.all_gather_matmul(x, [w], *[None] * 7, 0, 0, len(out), None, 0, 0, 0, False, number, [out], None, None)
+    call = lambda: torch.ops.flux_tp.all_gather_matmul(x, [w], *[None] * 6, 0, 0, len(out), None, 0, 0, 0, False, number, [out], None, None)
     with torch.no_grad():
         raises(RuntimeError, call, "the communicator is closed: call flux_tp.init again")
 

@@ -185,44 +185,6 @@ def quantised_norms(comm):
         raises(bad, lambda: flux_tp.matmul_all_reduce(*numbers_of, norm=(np.ones(16, np.float16), 1e-3), norm_scales="row"), "NumPy has not")
 
 
-def quantised_outputs(comm):
-    """What an op writes of its result, and what a quantiser makes of the result."""
-    world, k = comm.world_size, 384
-    given = torch.tensor(2.0**-3, device=place())
-    for form, out_scales in (("tensor", given), ("row", given), ("block", given), ("block", "block")):
-        for m, n, activation in ((world * 4 + 1, 256, "silu"), (world * 4, 512, "swiglu"), (1, 256, "geglu_interleaved")):
-            x, of_x, w, of_w, _ = gathered(comm, form, m, n, k)
-            bias = torch.from_numpy(operand(9, n)).to(place(), BF16)
-            plain = flux_tp.all_gather_matmul(x, w, bias, activation, m=m, scale_a=of_x, scale_b=of_w)
-            found, scale = flux_tp.all_gather_matmul(x, w, bias, activation, m=m, scale_a=of_x, scale_b=of_w, out_scales=out_scales)
-            expected = flux_tp.quantize_rows(plain, out_scales)
-            assert torch.equal(found.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[1])
-            assert found.dtype == E4M3 and found.shape == plain.shape and (scale is given) == (out_scales is given)
-            assert (found.stride(), scale.stride()) == (expected[0].stride(), expected[1].stride())
-    # As rows of more dimensions, which the next op sums over the ranks as they lie.
-    x, of_x, w, of_w, _ = gathered(comm, "block", 6 * world, 512, k)
-    x, of_x = x.reshape(2, 3, k), of_x.reshape(2, 3, k // 128)
-    found, scale = flux_tp.all_gather_matmul(x, w, activation="swiglu", sequence_dim=1, scale_a=of_x, scale_b=of_w, out_scales="block")
-    assert found.shape == (2, 3 * world, 256) and scale.shape == (2, 3 * world, 2)
-    plain = flux_tp.all_gather_matmul(x, w, activation="swiglu", sequence_dim=1, scale_a=of_x, scale_b=of_w)
-    down, of_down = codes(6 + comm.rank, 128, 256), scale_of_w("block", 7 + comm.rank, 128, 256)
-    expected = flux_tp.quantize_rows(plain, "block")
-    sums = [flux_tp.matmul_reduce_scatter(of, down, sequence_dim=1, scale_a=by, scale_b=of_down) for of, by in ((found, scale), expected)]
-    assert torch.equal(*sums)
-    flux_tp.prepare("all_gather_matmul", 512 * world, k, dtype="float8_e4m3fn", scales="block", activation="swiglu", out_scales="block")
-    bad, options = flux_tp.OperandError, {"scale_a": of_x.reshape(-1, k // 128), "scale_b": of_w}
-    x, gather = x.reshape(-1, k), flux_tp.all_gather_matmul
-    raises(bad, lambda: gather(x, w, **options, out_scales="row"), "out_scales = 'row'", "the columns of all ranks")
-    raises(bad, lambda: gather(x, w, **options, out_scales=given.half()), "out_scales is torch.float16")
-    raises(bad, lambda: gather(x, w, **options, out_scales=given, out_dtype=F16), "rounded to torch.bfloat16")
-    raises(bad, lambda: gather(x, w, **options, out_scales=given, out=plain), "out_scales= with out=")
-    raises(bad, lambda: gather(x, (w, w), scale_a=options["scale_a"], scale_b=[of_w, of_w], out_scales=given), "2 weights")
-    raises(bad, lambda: gather(x.to(BF16), w.to(BF16), out_scales=given), "torch.bfloat16", "use flux_tp.quantize_rows")
-    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", 64, k, out_scales="block"), "out_scales = 'block' with scales = None")
-    if comm.device is None:
-        raises(bad, lambda: gather(np.ones((4, 16), np.float16), np.ones((16, 16), np.float16), out_scales="block"), "NumPy has not")
-
-
 def what_does_not_fit_is_refused(comm):
     bad, m = flux_tp.OperandError, comm.world_size * 2
     x, of_x, w, of_w, _ = gathered(comm, "row", m, 64, 32)

@@ -235,7 +235,7 @@ def errors_keep_their_class(comm):
     # Behind the public op.
     out = x.new_empty(8 * comm.world_size, 16)
     for m, weights, outs, words in ((-8, [w], [out], "m = -8"), (8, [], [], "there are 0 weights"), (8, [w], [out, out], "there are 1 weights")):
-        raises(RuntimeError, lambda: torch.ops.flux_tp.all_gather_matmul(x, weights, *[None] * 7, 0, 0, m, None, 0, 0, 0, False, comm.id, outs, None, None), words)
+        raises(RuntimeError, lambda: torch.ops.flux_tp.all_gather_matmul(x, weights, *[None] * 6, 0, 0, m, None, 0, 0, 0, False, comm.id, outs, None, None), words)
     if comm.world_size > 1:
         # A shape that no rank has built.
         wide = torch.zeros(16 + 8 * (comm.rank == 0), 56, dtype=F16, device=place())

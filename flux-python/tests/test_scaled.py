@@ -12,7 +12,6 @@ CASES = [
     "scaled_sums",
     "quantised_rows",
     "quantised_norms",
-    "quantised_outputs",
     "what_does_not_fit_is_refused",
     "quantised_modules",
     "prepared_ops_are_those_of_calls",

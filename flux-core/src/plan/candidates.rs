@@ -53,14 +53,12 @@ impl Plan {
     }
 }
 
-/// Whether a kernel of this tile sends partial sums as the op needs it, or has the outputs that
-/// share a scale. An AllGather-GEMM sends none.
+/// Whether a kernel of this tile sends partial sums as the op needs it. An AllGather-GEMM sends
+/// none.
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
     let (generation, numerics) = (target.machine.generation, problem.numerics());
     match (problem.op().sums_to(), rows) {
-        (SumsTo::Nothing, _) => {
-            numerics.splits_no_output_block(tile.n / problem.columns_per_output())
-        }
+        (SumsTo::Nothing, _) => true,
         (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => {
             generation.scatters(tile, numerics)
         }

@@ -83,8 +83,7 @@ pub enum ProblemError {
     #[error(
         "no op has the element types {numerics}: outputs are bf16 or fp16; operands have the same \
          type, or are e4m3 with scales of a tensor, a row or a block, which take no fast \
-         accumulation. Outputs of e4m3 operands are quantised with one scale of all, or with \
-         scales of blocks where operands have them: else take outputs of 16 bits, and a quantiser"
+         accumulation"
     )]
     Numerics {
         /// The given ones.

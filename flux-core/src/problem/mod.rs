@@ -260,10 +260,6 @@ impl Problem {
     pub const fn collective_dtype(&self) -> DType {
         if self.op.reduces() { self.numerics.output } else { self.numerics.operand }
     }
-    /// Columns of the product that a column of `y` is made of: with gates 2.
-    pub const fn columns_per_output(&self) -> u32 {
-        if self.gated { 2 } else { 1 }
-    }
     /// Number of ranks.
     pub const fn world(&self) -> WorldSize {
         self.world

@@ -176,25 +176,15 @@ impl TileShape {
     /// the tensor cores block by block, unless accumulation is fast. With a scale for each block of
     /// `w`, a tile's columns have one. Each warp of a swap-AB tile then reads the scales of all rows
     /// in every step, so such a tile has few.
-    ///
-    /// A block of outputs that share a scale is of one tile. With gates that takes two blocks of
-    /// `w`, one for each consumer.
     pub(super) const fn has_registers_for(self, numerics: Numerics) -> bool {
-        let ConsumerPart { cols, blocks, wgmma_n, .. } = self.consumer_part();
+        let ConsumerPart { blocks, wgmma_n, .. } = self.consumer_part();
         let (sums, in_flight) = (blocks * wgmma_n / 2, wgmma_n / 2);
         let promoted = sums + in_flight <= MOST_PROMOTED_SUMS;
         match numerics.scales {
             Scales::None => true,
             Scales::Block => {
                 let few = !self.swaps_ab() || self.m <= MOST_SWAPPED_BLOCK_ROWS;
-                promoted
-                    && few
-                    && match numerics.output_scales {
-                        Scales::Block => {
-                            SCALE_BLOCK.is_multiple_of(cols) && self.n.is_multiple_of(SCALE_BLOCK)
-                        }
-                        _ => SCALE_BLOCK.is_multiple_of(self.n),
-                    }
+                promoted && few && SCALE_BLOCK.is_multiple_of(self.n)
             }
             // Scales of rows and columns lie in registers, too.
             Scales::Tensor | Scales::Row if numerics.promotes() => {
@@ -286,13 +276,11 @@ impl TileShape {
     }
 
     /// Whether the portable kernel has registers for it with such numbers, and the tile's columns
-    /// one scale of a block. Its results leave from registers, so no warp has a block of outputs
-    /// that share a scale.
+    /// one scale of a block.
     pub(super) const fn has_portable_registers_for(self, numerics: Numerics) -> bool {
         let sums = self.portable_sums();
         match numerics.scales {
             Scales::None => true,
-            _ if matches!(numerics.output_scales, Scales::Block) => false,
             Scales::Tensor | Scales::Row => sums <= MOST_PORTABLE_SCALED_SUMS,
             Scales::Block => {
                 sums <= MOST_PORTABLE_SCALED_SUMS && SCALE_BLOCK.is_multiple_of(self.n)

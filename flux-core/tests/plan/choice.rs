@@ -7,7 +7,7 @@ use flux_core::plan::{
 };
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::tile::Generation;
-use flux_core::{DType, Nodes, Numerics, OpKind, Partials, Problem, Scales, TileShape, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Partials, Problem, WorldSize};
 use proptest::prelude::*;
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -294,33 +294,4 @@ fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let (_, origin) =
         choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())]).unwrap();
     assert_eq!(origin, PlanOrigin::Table(TableKind::Shipped), "fp16 has the plan of bf16");
-}
-
-/// With gates a block of outputs is of two blocks of the weight, and any number of rows has a plan.
-#[test]
-fn outputs_that_share_a_scale_are_of_one_tile() {
-    let numerics = Numerics::e4m3(Scales::Block, DType::Bf16).with_output_scales(Scales::Block);
-    for (world, m) in [1, 2, 8].into_iter().flat_map(|w| [1, 7, 300, 8192].map(|m| (w, m))) {
-        let world = WorldSize::new(world).unwrap();
-        let problem =
-            Problem::new(OpKind::AllGatherGemm, m, 57_344, 8192, numerics, world).unwrap();
-        for (problem, multiple) in [(problem, 128), (problem.with_gates().unwrap(), 256)] {
-            for target in targets(&problem) {
-                let plans = Plan::candidates(&problem, &target);
-                assert!(!plans.is_empty() && plans.iter().all(|plan| plan.tile.n % multiple == 0));
-                let key = PlanKey::new(&problem, "gpu", Generation::Hopper, "1", "nvlink");
-                // A row is of outputs that are not quantised.
-                let numerics = numerics.with_output_scales(Scales::None);
-                let origins = [64, 256].map(|n| {
-                    let tile = TileShape::new(64, n, 128);
-                    let plan = Plan { tile, ..plans[0] };
-                    let row = PlanKey { numerics, ..key.clone() };
-                    let mut table = PlanTable::default();
-                    table.set(PlanRow { key: row, m: m as u32, plan, us: 1.0 });
-                    choose(&problem, &target, &key, &[(TableKind::User, &table)]).unwrap().1
-                });
-                assert_eq!(origins, [PlanOrigin::Model, PlanOrigin::Table(TableKind::User)]);
-            }
-        }
-    }
 }

@@ -1,13 +1,21 @@
-// Rows as E4M3 with scales, normalised before where there is a gain. A CTA has one row. The bits are
-// those of the CPU: divisions and roots round to nearest, and the order of sums follows from a
-// thread's number alone.
+// Rows as E4M3 with scales, normalised before where there is a gain: out = x / scale in fp32,
+// rounded to nearest even. A CTA has one row. The bits are those of the CPU: divisions and roots
+// round to nearest, and the order of sums follows from a thread's number alone.
 
 #pragma once
 #include "abi.cuh"
-#include "common/quantize.cuh"
 #include "norm/rms_norm.cuh"
+#include "ptx/e4m3.cuh"
 
 namespace flux {
+
+// The largest of a group of lanes, a power of two.
+template <u32 Lanes>
+__device__ __forceinline__ float most_of_lanes(float v, u32 mask) {
+#pragma unroll
+    for (u32 distance = Lanes / 2; distance > 0; distance /= 2) v = fmaxf(v, __shfl_xor_sync(mask, v, distance));
+    return v;
+}
 
 __device__ __forceinline__ float most_of_cta(float v) {
     __shared__ float of_warp[32];
@@ -16,6 +24,19 @@ __device__ __forceinline__ float most_of_cta(float v) {
     __syncthreads();
     v = threadIdx.x % 32 < blockDim.x / 32 ? of_warp[threadIdx.x % 32] : 0.0f;
     return most_of_lanes<32>(v, 0xFFFFFFFFu);
+}
+
+__device__ __forceinline__ float scale_of(float most) {
+    return fmaxf(__fdiv_rn(most, kE4m3Most), kLeastScale);
+}
+
+__device__ __forceinline__ float reciprocal_of(float scale) {
+    return __fdiv_rn(1.0f, fmaxf(scale, kLeastScale));
+}
+
+// Saturates what is finite; infinities become NaN.
+__device__ __forceinline__ float scaled(float v, float reciprocal) {
+    return fabsf(v) < __int_as_float(0x7F800000) ? v * reciprocal : __int_as_float(0x7FFFFFFF);
 }
 
 // Later passes find the row in L1.
@@ -47,7 +68,10 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
 #pragma unroll
             for (u32 e = 0; e < 8; ++e) v[e] = v[e] * norm * g[e];
         }
-        return most_of_8(v);
+        float most = 0.0f;
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) most = fmaxf(most, fabsf(v[e]));
+        return most;
     };
     const bool of_row = p.group == p.cols, of_block = !of_row && p.group > 0;
     const auto store_scale = [&](u32 group, float scale) {
@@ -71,7 +95,10 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
             reciprocal = reciprocal_of(scale);
             if (i % kVectorsOfBlock == 0) store_scale(i / kVectorsOfBlock, scale);
         }
-        ptx::store_global_8(out + i * u64{8}, codes_of_8(v, reciprocal));
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) v[e] = scaled(v[e], reciprocal);
+        const uint2 codes = {ptx::pack_e4m3_4(v[0], v[1], v[2], v[3]), ptx::pack_e4m3_4(v[4], v[5], v[6], v[7])};
+        *reinterpret_cast<uint2*>(out + i * u64{8}) = codes;
     }
     // What fills the last vector of scales behind codes.
     const u32 groups = of_row ? 1 : vectors / kVectorsOfBlock;

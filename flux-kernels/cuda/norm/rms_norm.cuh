@@ -11,6 +11,14 @@
 namespace flux {
 
 template <class Element>
+__device__ __forceinline__ void widen_8(const uint4& eight, float (&v)[8]) {
+    Element::unpack_2(eight.x, v[0], v[1]);
+    Element::unpack_2(eight.y, v[2], v[3]);
+    Element::unpack_2(eight.z, v[4], v[5]);
+    Element::unpack_2(eight.w, v[6], v[7]);
+}
+
+template <class Element>
 __device__ __forceinline__ uint4 narrow_8(const float (&v)[8]) {
     return {Element::pack_2(v[0], v[1]), Element::pack_2(v[2], v[3]), Element::pack_2(v[4], v[5]), Element::pack_2(v[6], v[7])};
 }

@@ -42,18 +42,10 @@ struct F16 {
     }
 };
 
-// E4M3 of the OCP 8-bit floating point specification, as wgmma and mma.sync read it
+// E4M3 of the OCP 8-bit floating point specification, of operands alone
 struct E4m3 {
     static constexpr u32 kBytes = 1;
     static constexpr u32 kPerVector = kVectorBytes / kBytes;
 };
-
-template <class Element>
-__device__ __forceinline__ void widen_8(const uint4& eight, float (&v)[8]) {
-    Element::unpack_2(eight.x, v[0], v[1]);
-    Element::unpack_2(eight.y, v[2], v[3]);
-    Element::unpack_2(eight.z, v[4], v[5]);
-    Element::unpack_2(eight.w, v[6], v[7]);
-}
 
 }  // namespace flux

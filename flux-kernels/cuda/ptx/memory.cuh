@@ -138,11 +138,6 @@ __device__ __forceinline__ void store_global_16(u64 p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// st.global, 8 bytes
-__device__ __forceinline__ void store_global_8(u64 p, uint2 v) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
-}
-
 // ld.global, 4 bytes
 __device__ __forceinline__ u32 load_global_4(u64 p) {
     u32 v;
@@ -167,11 +162,6 @@ __device__ __forceinline__ u32 load_constant_2(u64 p) {
 // st.global, 4 bytes
 __device__ __forceinline__ void store_global_4(u64 p, u32 v) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-// st.global, 2 bytes
-__device__ __forceinline__ void store_global_2(u64 p, u32 v) {
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(static_cast<unsigned short>(v)) : "memory");
 }
 
 // ld.shared, 16 bytes

@@ -221,15 +221,8 @@ private:
         const u32 shard = is_shared<C>(item) ? p.rank : item.out_outer;
         const Weight& weight = WeightOf<C>(p, item.col).operands();
         const u64 first_row = first_row_of_shard(p, shard) + item.row;
-        constexpr u32 kColBytes = C::kQuantizes ? 1 : C::Output::kBytes;
-        const u64 y = weight.y + first_row * weight.y_row_bytes + item.col / C::kColsPerOut * u64{kColBytes};
-        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes : 0; };
-        if constexpr (C::kQuantizes) {
-            const float scale = __uint_as_float(ptx::load_constant_4(p.y_scale));
-            store_rows<C, kColBytes>(item, rounded, row_at, PutCodes<typename C::Output>{reciprocal_of(scale)});
-        } else {
-            store_rows<C>(item, rounded, row_at, ptx::store_global_16);
-        }
+        const u64 y = weight.y + first_row * weight.y_row_bytes + item.col / C::kColsPerOut * u64{C::Output::kBytes};
+        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.

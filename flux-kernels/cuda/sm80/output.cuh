@@ -6,7 +6,6 @@
 #pragma once
 #include "common/accumulate.cuh"
 #include "common/epilogue.cuh"
-#include "common/quantize.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "sm80/config.cuh"
@@ -66,33 +65,15 @@ __device__ __forceinline__ void store_four(u64 to, const float* d) {
     ptx::store_global_16(to, {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])});
 }
 
-// Stores eight columns of a row, or a pair of them, as E4M3 by the reciprocal of their scale.
-template <class Element>
-struct PutCodes {
-    float reciprocal;
-
-    __device__ __forceinline__ void operator()(u64 at, uint4 eight) const {
-        float v[8];
-        widen_8<Element>(eight, v);
-        ptx::store_global_8(at, codes_of_8(v, reciprocal));
-    }
-    __device__ __forceinline__ void pair(u64 at, u32 pair) const {
-        float lo, hi;
-        Element::unpack_2(pair, lo, hi);
-        ptx::store_global_2(at, ptx::pack_e4m3_2(scaled(lo, reciprocal), scaled(hi, reciprocal)));
-    }
-};
-
 // Stores rounded rows. `row_at(row)` is the place of a row of the tile at the item's first column,
-// or 0 for a row that does not exist; `put(at, eight)` stores eight columns at their place, of so
-// many bytes each.
-template <class C, u32 kColBytes = C::Output::kBytes, class RowAt, class Put>
+// or 0 for a row that does not exist; `put(at, eight)` stores eight columns at their place.
+template <class C, class RowAt, class Put>
 __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C>& rounded, RowAt row_at, Put put) {
     const Part<C> part;
     constexpr u32 kEights = C::kOutCols / 8;  // column blocks
     const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col() / C::kColsPerOut;
     const auto store = [&](u64 row, u32 col, uint4 eight) {
-        if (row != 0 && col * C::kColsPerOut < item.cols) put(row + col * kColBytes, eight);
+        if (row != 0 && col * C::kColsPerOut < item.cols) put(row + col * C::Output::kBytes, eight);
     };
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
@@ -114,13 +95,7 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u64 at = row_at(row + half * 8);
-                if (at == 0 || first_col * C::kColsPerOut >= item.cols) continue;
-                const u64 to = at + (first_col + within * 2) * kColBytes;
-                if constexpr (C::kQuantizes) {
-                    put.pair(to, pair(0, half));
-                } else {
-                    ptx::store_global_4(to, pair(0, half));
-                }
+                if (at != 0 && first_col * C::kColsPerOut < item.cols) ptx::store_global_4(at + (first_col + within * 2) * C::Output::kBytes, pair(0, half));
             }
         } else {
             // Two column blocks of two rows.

@@ -10,7 +10,6 @@
 #include "common/scatter.cuh"
 #include "common/trace.cuh"
 #include "sm90/partials.cuh"
-#include "sm90/quantized.cuh"
 #include "sm90/scales.cuh"
 #include "sm90/swap_ab.cuh"
 #include "common/wait.cuh"
@@ -445,14 +444,6 @@ private:
             write_boxes_swapped<C>(smem, index, thread, acc);
         } else {
             write_boxes(acc);
-        }
-        if constexpr (C::kQuantizes) {
-            if constexpr (QuantizedTile<C>::kJoins) {
-                ptx::named_barrier_sync<3, 128 * C::kConsumers>();
-            } else {
-                sync_consumer();
-            }
-            QuantizedTile<C>{p, smem, index, thread}.store(load_item(p, i));
         }
     }
 

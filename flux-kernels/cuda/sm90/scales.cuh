@@ -72,9 +72,8 @@ struct PlainSteps {
     }
 };
 
-// Scales of steps along k: those of this thread's rows of x, and that of the tile's columns, or of
-// a wide tile the consumer's. These are of one block of w, or with gates of a block of gates and
-// one of ups.
+// Scales of steps along k: those of this thread's rows of x, and that of the tile's columns. These
+// are of one block of w, or with gates of a block of gates and one of ups.
 template <class C>
 struct StepScales {
     static constexpr u32 kRows = C::kSwapAB ? kScalesOfN<C> : 2, kColumns = C::kGated ? 2 : 1;
@@ -86,8 +85,7 @@ struct StepScales {
     __device__ __forceinline__ StepScales(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer, u32 thread)
         : thread(thread), rows(p, smem, epoch, item, (C::kSplitColumns ? 0 : consumer * C::kRows) + (C::kSwapAB ? scale_of_n(thread, 0) : scale_of_m(thread, 0))) {
         const Weight& weight = WeightOf<C>(p, item.col).operands();
-        const u32 first_col = C::kTileN > kScaleBlock && item.cols > C::kCols ? consumer * C::kCols : 0;
-        const u32 row = row_of_w<C>(p, item.col + first_col);
+        const u32 row = row_of_w<C>(p, item.col);
         rows.at += item.k_first * 4;
         w = weight.scale + row / kScaleBlock * weight.scale_row_bytes + item.k_first * 4;
         if constexpr (C::kGated) up = ((row + p.up_offset) / kScaleBlock - row / kScaleBlock) * weight.scale_row_bytes;

@@ -234,8 +234,7 @@ private:
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) {
             ptx::mbarrier_wait(smem.out_full(c), phase);
-            // Consumers store codes themselves.
-            if (!C::kQuantizes && !is_partial) store(item, c);
+            if (!is_partial) store(item, c);
             ptx::bulk_commit();
             if (c == 0) pass_staging();
         }

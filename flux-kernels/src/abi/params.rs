@@ -28,9 +28,7 @@ mirrored! {
         pub(crate) scale_row_bytes: u64,
         /// Its first column, as items count columns; no item has one where there is no weight.
         pub(crate) start: u32,
-        /// Bytes from a row of y to the scale of its column 0, where blocks of 128 columns have
-        /// scales.
-        pub(crate) y_scales: u32,
+        pub(crate) padding: u32,
     }
 }
 
@@ -79,8 +77,6 @@ mirrored! {
         pub(crate) scale_x: u64,
         /// Bytes between its rows; 0 where all have one scale.
         pub(crate) scale_x_row_bytes: u64,
-        /// The scale of all results, where they are quantised with one.
-        pub(crate) y_scale: u64,
         /// Bytes of a row of x with its scales, and between rows of a gather buffer.
         pub(crate) row_bytes: u64,
         /// Bytes between the shard slots of a gather buffer.

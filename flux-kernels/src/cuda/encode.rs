@@ -266,12 +266,6 @@ fn encode_weight(
             ..b
         },
     };
-    let Numerics { operand, output, output_scales, .. } = problem.numerics();
-    let b = encode(operand, &b)?;
-    if output_scales != Scales::None {
-        // Consumers store codes without a map.
-        return Ok([b; MAPS_OF_WEIGHT]);
-    }
     let outer = [Outer::new(rows.y.1, u64::from(problem.m_shard()) * y.row_bytes)];
     let (address, y_rows) = rows.present(args, y.address + rows.own_first * y.row_bytes, rows.y.0);
     let of_y = MappedOperand {
@@ -281,10 +275,11 @@ fn encode_weight(
         outer: &outer,
         ..result(variant, p, args, number)
     };
+    let Numerics { operand, output, .. } = problem.numerics();
     let map = encode(output, &of_y)?;
     let short =
         if problem.op().reduces() { None } else { rows.short_shards(p, args, output, y, of_y)? };
-    Ok([b, map, short.unwrap_or(map)])
+    Ok([encode(operand, &b)?, map, short.unwrap_or(map)])
 }
 
 /// Rows of `n` gated ones of `w` from a gate to the next and to its up; zeros without gates.
@@ -338,7 +333,6 @@ pub(super) fn encode_params(
             Scales::None | Scales::Tensor => 0,
             Scales::Row | Scales::Block => scale_x.row_bytes,
         },
-        y_scale: args.operand(Operand::YScale, 0).address,
         row_bytes: problem.gathered_row_bytes(),
         shard_slot_bytes: gather_place_bytes(problem),
         weights: weights(p, args),
@@ -396,10 +390,8 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
     for (number, (to, start)) in all.iter_mut().zip(p.weight_starts()).enumerate() {
         let [w, y, bias, scale] = [Operand::W, Operand::Y, Operand::Bias, Operand::ScaleW]
             .map(|operand| args.operand(operand, number));
-        let (columns, numerics) = (u64::from(start), p.problem.numerics());
-        let [y_bytes, bias_bytes] =
-            [numerics.result(), numerics.output].map(|of| columns * of.bytes() as u64);
-        let (scale_row_bytes, rows) = match numerics.scales {
+        let (columns, bytes) = (u64::from(start), p.problem.numerics().output.bytes() as u64);
+        let (scale_row_bytes, rows) = match p.problem.numerics().scales {
             Scales::None | Scales::Tensor => (0, 0),
             Scales::Row => (size_of::<f32>() as u64, columns),
             Scales::Block => (scale.row_bytes, columns / u64::from(SCALE_BLOCK)),
@@ -407,30 +399,19 @@ fn weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [Weight; MAX_WEIGHTS] {
         *to = Weight {
             w: w.address.wrapping_sub(columns * w.row_bytes),
             w_row_bytes: w.row_bytes,
-            y: y.address.wrapping_sub(y_bytes),
+            y: y.address.wrapping_sub(columns * bytes),
             y_row_bytes: y.row_bytes,
             bias: match bias.address {
                 0 => 0,
-                address => address.wrapping_sub(bias_bytes),
+                address => address.wrapping_sub(columns * bytes),
             },
             scale: scale.address.wrapping_sub(rows * scale_row_bytes),
             scale_row_bytes,
             start,
-            y_scales: y_scales(p, args, number, start),
+            padding: 0,
         };
     }
     all
-}
-
-/// Bytes from a row of y to the scale of its column 0, both as items count columns. Scales lie
-/// behind the codes of each row.
-fn y_scales(p: &TileProgram, args: &LaunchArgs<'_>, number: usize, start: u32) -> u32 {
-    const SCALE_BYTES: u32 = size_of::<f32>() as u32;
-    if p.problem.numerics().output_scales != Scales::Block {
-        return 0;
-    }
-    let columns = p.problem.weight_columns(number, p.rank).len() as u32;
-    start + GateLayout::result_cols(args.gates, columns) - start / SCALE_BLOCK * SCALE_BYTES
 }
 
 /// An operand of the result's extents, with its rows numbered as items number those of `y`. In two

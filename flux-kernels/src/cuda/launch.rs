@@ -8,7 +8,6 @@ use super::program::DeviceProgram;
 use crate::epilogue::Activation;
 use crate::operand::{Operand, Presence};
 use crate::variant::Variant;
-use flux_core::Scales;
 use flux_cuda::Launch;
 
 /// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
@@ -40,8 +39,7 @@ pub unsafe fn launch(
     let has = |operand, weight| args.operands.get(operand, weight).is_some();
     let always = |operand: &Operand| operand.presence() == Presence::Always;
     let has_operands = Operand::ALL.into_iter().filter(always).all(|operand| has(operand, 0))
-        && args.operands.is_of_all_or_none(weights)
-        && (p.problem.numerics().output_scales != Scales::Tensor || has(Operand::YScale, 0));
+        && args.operands.is_of_all_or_none(weights);
     let has_activation = Activation::of(p.problem.op()).contains(&args.activation);
     let operands_fit = variant.is_gated() == args.gates.is_some() && has_operands && has_activation;
     if !variant.fits(p) || !program.has_room_for(variant, ctas) || !operands_fit {

@@ -39,8 +39,6 @@ pub enum Operand {
     Gain,
     /// The given scale of all normalised rows.
     NormScale,
-    /// The given scale of all results.
-    YScale,
     /// The result of a weight.
     Y,
     /// The normalised rows of the result.
@@ -65,7 +63,7 @@ pub enum Extent {
     ScalesOfW,
     /// One row: a value for each row of the rank's weight as `[n, k]`.
     Columns,
-    /// Of the rank's `y`, with the scales behind each row.
+    /// Of the rank's `y`.
     Result,
     /// Of the rank's normalised rows, with the scales behind each.
     Normalised,
@@ -109,8 +107,6 @@ pub enum Presence {
     Norm,
     /// If normalised rows have one scale.
     NormScale,
-    /// If results are quantised with one scale.
-    YScale,
     /// If normalised rows have scales of their own, and the caller wants them apart.
     NormScales,
     /// If this rank wants it.
@@ -134,7 +130,6 @@ struct Description {
 
 const X_AND_W: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().operand.into();
 const OUTPUT: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().output.into();
-const RESULT: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().result().into();
 const NORMAL: fn(&Shapes<'_>) -> ElementType = |of| match of.norm.scales {
     Scales::None => OUTPUT(of),
     Scales::Tensor | Scales::Row | Scales::Block => DType::E4m3.into(),
@@ -178,7 +173,7 @@ macro_rules! row {
 
 /// The operands in the order of the enum: inputs before outputs.
 #[rustfmt::skip]
-const TABLE: [Description; 13] = [
+const TABLE: [Description; 12] = [
     row!(X          once "x"            IN  X                  X_AND_W Always     EVERY),
     row!(W          each "w"            IN  W                  X_AND_W Always     EVERY),
     row!(ScaleX     once "scale_x"      IN  ScalesOfX          SCALE   Scales     EVERY),
@@ -187,8 +182,7 @@ const TABLE: [Description; 13] = [
     row!(Residual   once "residual"     IN  Result             OUTPUT  Option     REDUCES),
     row!(Gain       once "gain"         IN  Columns            OUTPUT  Norm       REDUCES),
     row!(NormScale  once "norm_scale"   IN  One                SCALE   NormScale  REDUCES),
-    row!(YScale     once "y_scale"      IN  One                SCALE   YScale     GATHERS),
-    row!(Y          each "y"            OUT Result             RESULT  Always     EVERY),
+    row!(Y          each "y"            OUT Result             OUTPUT  Always     EVERY),
     row!(YNorm      once "y_norm"       OUT Normalised         NORMAL  Norm       REDUCES),
     row!(YNormScale once "y_norm_scale" OUT ScalesOfNormalised SCALE   NormScales REDUCES),
     row!(XFull      once "x_full"       OUT Gathered           X_AND_W Wanted     GATHERS),

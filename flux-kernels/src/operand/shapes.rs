@@ -75,9 +75,7 @@ impl<'p> Shapes<'p> {
             Extent::Columns => Shape { rows: 1, cols: columns },
             Extent::Result => {
                 let product = Shape { cols: columns, ..problem.y_shape(rank) };
-                let Shape { rows, cols } = GateLayout::result_shape(gates, product);
-                let scales = problem.numerics().output_scales;
-                Shape { rows, cols: QuantizedRows { scales, apart: false }.columns(cols) }
+                GateLayout::result_shape(gates, product)
             }
             Extent::Normalised => {
                 let Shape { rows, cols } = problem.y_shape(rank);

@@ -112,13 +112,8 @@ impl Variant {
             .flat_map(|op| {
                 FORMS.into_iter().flat_map(move |form| {
                     Self::finishes(op, form).flat_map(move |(numerics, gated)| {
-                        Self::outputs(op, numerics)
-                            .flat_map(move |numerics| Self::plain(op, numerics, target))
+                        Self::plain(op, numerics, target)
                             .map(move |variant| variant.with_gates(gated))
-                            .filter(|variant| {
-                                let columns = variant.tile.n / variant.columns_per_output();
-                                variant.numerics.splits_no_output_block(columns)
-                            })
                     })
                 })
             })
@@ -225,13 +220,6 @@ impl Variant {
         DType::OUTPUTS
             .into_iter()
             .flat_map(move |output| gates.iter().map(move |&gated| (form.numerics(output), gated)))
-    }
-
-    /// The same element types with outputs as they are, and of an AllGather-GEMM quantised.
-    fn outputs(op: OpKind, numerics: Numerics) -> impl Iterator<Item = Numerics> {
-        let all = Scales::ALL.into_iter().map(move |scales| numerics.with_output_scales(scales));
-        let given = all.filter(move |of| op.gathers() || of.output_scales == Scales::None);
-        given.filter(|numerics| numerics.is_supported())
     }
 
     fn with_tile(

@@ -5,7 +5,7 @@ use super::{Form, Variant};
 use crate::sources::Source;
 use crate::weights::WeightLayout;
 use flux_core::tile::STEP_BYTES;
-use flux_core::{Partials, Scales, TileShape};
+use flux_core::{Partials, TileShape};
 
 /// Bytes of an operand's row that one matrix instruction multiplies.
 const PRODUCT_BYTES: u32 = 32;
@@ -46,8 +46,6 @@ impl Variant {
             declaration("stages", self.stages),
             declaration("reduce_scatter", self.op.reduces()),
             declaration("gated", self.gated),
-            declaration("quantizes", numerics.output_scales != Scales::None),
-            declaration("quantizes_blocks", numerics.output_scales == Scales::Block),
             declaration("cols_per_out", self.columns_per_output()),
             declaration("weights_kn", self.weights == WeightLayout::Kn),
         ]

@@ -145,8 +145,7 @@ impl From<BuildError> for Error {
             | BuildError::SeveralWeights { .. }
             | BuildError::GatedWeights { .. }
             | BuildError::ScaledWeights { .. }
-            | BuildError::GatedTile { .. }
-            | BuildError::QuantizedTile { .. } => Self::operand(message),
+            | BuildError::GatedTile { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
             // Without the hint for asynchronous tasks, which only Rust has.

@@ -7,14 +7,12 @@ use super::{Recipe, Resolved, call_number, labelled};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::spec::{EpilogueSpec, OpSpec};
-use crate::tensor::{Layout, View};
+use crate::tensor::View;
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use flux_core::Scales;
 use flux_core::problem::WeightList;
-use flux_kernels::cpu::{
-    CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, quantize, rms_norm,
-};
-use flux_kernels::{Element, GateLayout, Operand, Stamps, WeightLayout, with_elements};
+use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Input, Rows, RowsMut, rms_norm};
+use flux_kernels::{Element, Operand, Stamps, WeightLayout, with_elements};
 use flux_transport::{Communicator, HeldBytes, Job, Label, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,7 +82,6 @@ impl HostExecutor {
         operands: &Operands<View>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        let numerics = recipe.problem.numerics();
         let program =
             self.programs.get(comm, recipe, false).map_err(|error| recipe.refused(error))?;
         let mut call = comm.begin_as(stream, Some(labelled(self.label, &recipe.problem)))?;
@@ -120,32 +117,12 @@ impl HostExecutor {
         // SAFETY: the view borrows this host memory alone for longer than the call, and it overlaps
         // no other operand, as was checked.
         let gathered = operands.get(Operand::XFull, 0).map(|view| unsafe { rows_mut(view) });
-        let (rank, quantizes) = (comm.rank(), numerics.output_scales != Scales::None);
-        let columns = |weight: usize| {
-            let columns = recipe.problem.weight_columns(weight, rank).len() as u32;
-            GateLayout::result_cols(self.epilogue.gates, columns) as usize
-        };
-        // Rounded rows of the extents of `y`, before they are quantised.
-        let mut rounded: Vec<Vec<Y>> = (0..operands.weight_count())
-            .filter(|_| quantizes)
-            .map(|weight| {
-                let Layout { rows, cols, .. } = operands.expect(Operand::Y, weight).layout;
-                vec![Y::from_f32(0.0); rows * cols]
-            })
-            .collect();
-        let mut rounded_rows = rounded.iter_mut();
         let mut weights = WeightList::new();
         for weight in 0..operands.weight_count() {
             let view = |operand| operands.expect(operand, weight);
-            // SAFETY: as of `x`.
-            let w = unsafe { rows(view(Operand::W)) };
-            let y = match rounded_rows.next() {
-                Some(elements) => RowsMut { elements, stride: view(Operand::Y).layout.cols },
-                // SAFETY: the view borrows host memory alone for longer than the call, which
-                // overlaps no other operand but a residual that is not read through a view of its
-                // own.
-                None => unsafe { rows_mut(view(Operand::Y)) },
-            };
+            // SAFETY: the views borrow host memory for longer than the call, `y` alone, which
+            // overlaps no other operand but a residual that is not read through a view of its own.
+            let (w, y) = unsafe { (rows(view(Operand::W)), rows_mut(view(Operand::Y))) };
             let one = CpuWeight { w, scale: scale_of(Operand::ScaleW, weight), y };
             // There is room for as many.
             let _ = weights.push(one);
@@ -193,16 +170,6 @@ impl HostExecutor {
             let items = items.map(|(&item, times)| TimedItem { item, times }).collect();
             *trace.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(Timeline { rank: comm.rank(), items, workers });
-        }
-        // SAFETY: the view borrows this host memory for longer than the call.
-        let given = operands.get(Operand::YScale, 0).map(|view| unsafe { rows(view) });
-        let scales = (numerics.output_scales, given.map(|of: Rows<'_, f32>| of.elements[0]));
-        for (weight, elements) in rounded.iter().enumerate() {
-            let y = operands.expect(Operand::Y, weight);
-            let from = Rows { elements, stride: y.layout.cols };
-            // SAFETY: the view borrows this host memory alone for longer than the call.
-            let to = unsafe { rows_mut(y) };
-            quantize(from, (y.layout.rows, columns(weight)), None, scales, to, None);
         }
         self.normalise::<Y>(operands);
         Ok(())

@@ -101,15 +101,10 @@ impl Sequential {
             (Presence::Always | Presence::Scales, _) | (_, CollectiveKind::AllGather) => true,
             (Presence::Option, CollectiveKind::ReduceScatter) => has_rows || rank.get() == 0,
             (Presence::Option, CollectiveKind::AllReduce) => rank.get() == 0,
-            // Other kernels read them, or no op that sums has them.
-            (
-                Presence::Norm
-                | Presence::NormScale
-                | Presence::NormScales
-                | Presence::YScale
-                | Presence::Wanted,
-                _,
-            ) => false,
+            // Other kernels read them.
+            (Presence::Norm | Presence::NormScale | Presence::NormScales | Presence::Wanted, _) => {
+                false
+            }
         }
     }
 

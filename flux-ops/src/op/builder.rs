@@ -257,53 +257,6 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
     }
 }
 
-impl<Y: Element> Builder<AllGatherGemm<F8E4M3, Y>> {
-    /// Writes `y` as 8-bit operands of the next op, in place of elements of `Y`. Codes and scales
-    /// are what a [`Quantizer`](crate::Quantizer) makes of the rounded `y`. Scales lie behind the
-    /// codes of each row; what fills their last 16 bytes is undefined. [`Scales::Tensor`] takes the
-    /// scale of all from each call; [`Scales::Block`] is of ops whose operands have these scales.
-    /// The scale of a row would need the columns of all ranks. The same on every rank.
-    ///
-    /// Calls bring weights by [`Call::quantized_weight`](crate::Call::quantized_weight). Kernels
-    /// are compiled when an op first needs them. Those of [`Scales::Block`] are Hopper's.
-    ///
-    /// ```
-    /// use flux_ops::{
-    ///     Activation, AllGatherGemm, F8E4M3, GateLayout, Scales, TensorMut, TensorRef, bf16,
-    /// };
-    /// use flux_transport::{Communicator, Select, Stream, World};
-    ///
-    /// let (m, n, k) = (4, 32, 64);
-    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// let builder = AllGatherGemm::<F8E4M3, bf16>::scaled(m, n, k, Scales::Tensor);
-    /// let builder = builder.activation(Activation::Relu).gated(GateLayout::Interleaved);
-    /// let op = builder.quantized(Scales::Tensor).build(&comm)?;
-    ///
-    /// let one = F8E4M3::from_f32(1.0);
-    /// let (x, w, mut y) = (vec![one; m * k], vec![one; n * k], vec![one; m * n / 2]);
-    /// let (scale, of_y) = ([0.25_f32], [2.0_f32]);
-    /// let scale = TensorRef::host(&scale, (1, 1))?;
-    /// let w = TensorRef::host(&w, (n, k))?;
-    /// op.call(&TensorRef::host(&x, (m, k))?)
-    ///     .scale_x(&scale)
-    ///     .quantized_weight(&w, &mut TensorMut::host(&mut y, (m, n / 2))?)
-    ///     .scale_w(&scale)
-    ///     .y_scale(&TensorRef::host(&of_y, (1, 1))?)
-    ///     .on(Stream::Host)?;
-    /// // A gate of 4 times an up of 4.
-    /// assert!(y.iter().all(|code| code.to_f32() * 2.0 == 16.0));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Of the build: [`BuildError::Problem`] for other scales, [`BuildError::QuantizedTile`] where
-    /// a plan's tiles split blocks, [`BuildError::NoNumerics`] on another device.
-    pub fn quantized(mut self, scales: Scales) -> Self {
-        self.spec.numerics.output_scales = scales;
-        self
-    }
-}
-
 impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// Element type in which ranks send partial sums to each other, in place of
     /// [`Partials::Output`]. With [`Partials::F32`] the result is rounded once, and fp16 partial

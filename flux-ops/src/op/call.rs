@@ -7,7 +7,7 @@ use crate::error::CallError;
 use crate::operands::Operands;
 use crate::tensor::{TensorMut, TensorRef, View};
 use flux_core::problem::MAX_WEIGHTS;
-use flux_kernels::{Element, F8E4M3, Operand};
+use flux_kernels::{Element, Operand};
 use flux_transport::Stream;
 use std::marker::PhantomData;
 
@@ -82,23 +82,6 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     pub fn weight(mut self, w: &'a TensorRef<'_, X>, y: &'a mut TensorMut<'_, Y>) -> Self {
         self.operands.add_weight(w.view(), y.view());
         self
-    }
-
-    /// The same of an op with [quantised](crate::Builder::quantized) results: `y` has the codes of
-    /// each row, and behind them the scales of its blocks in whole 16 bytes.
-    pub fn quantized_weight(
-        mut self,
-        w: &'a TensorRef<'_, X>,
-        y: &'a mut TensorMut<'_, F8E4M3>,
-    ) -> Self {
-        self.operands.add_weight(w.view(), y.view());
-        self
-    }
-
-    /// The scale of all results, `(1, 1)`, which is read when the stream comes to it. Of an op with
-    /// [quantised](crate::Builder::quantized) results of one scale.
-    pub fn y_scale(self, scale: &'a TensorRef<'_, f32>) -> Self {
-        self.with(Operand::YScale, scale.view())
     }
 
     /// The bias of the weight before it, of an op built with

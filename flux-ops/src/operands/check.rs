@@ -69,7 +69,6 @@ impl Operands<View> {
                 Presence::Option => spec.epilogue.operands.has(operand),
                 Presence::Norm => rms_norm.is_some(),
                 Presence::NormScale => scales == Scales::Tensor,
-                Presence::YScale => problem.numerics().output_scales == Scales::Tensor,
                 Presence::NormScales => given.is_some() && scales.of_row(1) > 0,
                 Presence::Wanted if given.is_some() && !operand.is_of(op) => {
                     return Err(CallError::NotGathered { op });

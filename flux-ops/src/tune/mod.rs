@@ -13,7 +13,7 @@ use crate::planning::{self, Buckets, Choice, UserTable};
 use crate::spec::{EpilogueSpec, LaunchOptions, OpSpec};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
-use flux_core::{Problem, Rank, Scales};
+use flux_core::{Problem, Rank};
 use flux_kernels::{Element, WeightLayout, with_elements};
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
@@ -153,12 +153,6 @@ pub enum TuneError {
         /// What became of it.
         reason: String,
     },
-    /// The op's outputs have scales of blocks, which other tiles have than those that are timed.
-    #[error(
-        "tuning leaves quantised outputs out, and those with scales of blocks have tiles of their \
-         own: leave them to the cost model, or tune with one scale"
-    )]
-    QuantizedBlocks,
     /// Another rank could not go on.
     #[error("rank {rank} could not tune: {reason}")]
     Peer {
@@ -179,9 +173,8 @@ flux_core::debug_is_text!(TuneError);
 
 impl<Op> Builder<Op> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
-    /// adds the fastest to the user's plan table for later builds. The epilogue is left out,
-    /// outputs are not quantised, and weights are `[n, k]`. Collective, as `build`; before graphs
-    /// are captured.
+    /// adds the fastest to the user's plan table for later builds. The epilogue is left out, and
+    /// weights are `[n, k]`. Collective, as `build`; before graphs are captured.
     ///
     /// # Errors
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,
@@ -198,23 +191,19 @@ impl OpSpec {
     /// As [`Builder::tune`].
     pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
         let spec = Self {
-            numerics: self.numerics.with_output_scales(Scales::None),
             epilogue: EpilogueSpec::default(),
             weights: WeightLayout::default(),
             columns: None,
             launch: LaunchOptions { trace: false, ..self.launch },
             ..self.clone()
         };
-        let of_blocks = self.numerics.output_scales == Scales::Block;
-        with_elements!(spec.numerics, X, Y, run::<X, Y>(&spec, of_blocks, comm, options))
+        with_elements!(spec.numerics, X, Y, run::<X, Y>(&spec, comm, options))
     }
 }
 
 /// Times plans for a spec without epilogue and time line, and with one weight; collective.
-/// `of_blocks`: outputs of the op have scales of blocks.
 fn run<X: Element, Y: Element>(
     spec: &OpSpec,
-    of_blocks: bool,
     comm: &Communicator,
     options: &TuneOptions,
 ) -> Result<Tuned, TuneError> {
@@ -228,11 +217,9 @@ fn run<X: Element, Y: Element>(
         present.as_ref(),
     )?;
     let user = UserTable::at(spec.plan_table.as_deref(), false);
-    let list = match own {
-        Ok(_) if of_blocks => Err(TuneError::QuantizedBlocks),
-        Ok(own) => list(comm, spec, options, own, &user).map(|list| (own, list)),
-        Err(error) => Err(error.into()),
-    };
+    let list = own
+        .map_err(TuneError::from)
+        .and_then(|own| Ok((own, list(comm, spec, options, own, &user)?)));
     let (own, list) = agreed(comm, list)?;
     let (problem, present) =
         (spec.largest(comm.world_size())?, of_rank_0.map_or(own, |plans| *plans.get(1)));

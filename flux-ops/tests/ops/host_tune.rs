@@ -2,9 +2,9 @@
 //! nothing waits for ever.
 
 use flux_ops::{
-    AllGatherGemm, BuildError, Builder, DType, F8E4M3, GemmReduceScatter, KSplit, Numerics, OpKind,
-    OpSpec, Outcome, Plan, PlanOrigin, Scales, TableFileError, TableKind, Timing, TuneError,
-    TuneOptions, Tuned, bf16, f16,
+    AllGatherGemm, BuildError, Builder, DType, GemmReduceScatter, KSplit, Numerics, OpKind, OpSpec,
+    Outcome, Plan, PlanOrigin, Scales, TableFileError, TableKind, Timing, TuneError, TuneOptions,
+    Tuned, bf16, f16,
 };
 use flux_transport::{Communicator, Select, World};
 use std::path::{Path, PathBuf};
@@ -175,15 +175,6 @@ fn the_rounds_of_rank_0_count() {
         let found = timing(gather(&folder.path().join("plans.csv")).tune(comm, &options).unwrap());
         assert!(found.us(found.best).is_some(), "{found:?}");
         comm.barrier().unwrap();
-    });
-}
-
-#[test]
-fn outputs_with_scales_of_blocks_are_not_tuned() {
-    on_ranks(2, |comm| {
-        let builder = AllGatherGemm::<F8E4M3, bf16>::scaled(64, 256, 256, Scales::Block);
-        let refused = builder.quantized(Scales::Block).tune(comm, &QUICK).unwrap_err();
-        assert!(matches!(refused, TuneError::QuantizedBlocks), "{refused}");
     });
 }
 

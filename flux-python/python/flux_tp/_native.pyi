@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 Connected: TypeAlias = tuple[int, int, int, str, int | None]
 Described: TypeAlias = tuple[int, str, int, int, int, tuple[int, int]]
-Built: TypeAlias = tuple[tuple[str, str, int, int], bool, list[str], int, tuple[float, int] | None, bool]
+Built: TypeAlias = tuple[tuple[str, str, int], bool, list[str], int, tuple[float, int] | None, bool]
 OfWeight: TypeAlias = tuple[Described, Described, int | None]
 Operands: TypeAlias = tuple[Described, list[OfWeight], list[tuple[str, list[Described]]]]
 

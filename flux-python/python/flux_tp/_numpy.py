@@ -38,10 +38,6 @@ def scaled(*_: Any) -> Any:
     raise OperandError("scales are of torch.float8_e4m3fn operands, which NumPy has not: give tensors of PyTorch")
 
 
-def output_form(*_: Any) -> Any:
-    raise OperandError("out_scales= makes torch.float8_e4m3fn, which NumPy has not: give tensors of PyTorch, or leave it out")
-
-
 def norm_form(*_: Any) -> Any:
     raise OperandError("norm_scales= makes torch.float8_e4m3fn, which NumPy has not: give tensors of PyTorch, or leave it out")
 

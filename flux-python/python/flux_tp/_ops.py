@@ -69,21 +69,6 @@ def all_gather_matmul(
 @overload
 def all_gather_matmul(
     x: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    activation: str | None = None,
-    group: Communicator | None = None,
-    *,
-    m: int | None = None,
-    n: int | None = None,
-    sequence_dim: int = 0,
-    scale_a: Operand,
-    scale_b: Operand,
-    out_scales: str | Operand,
-) -> tuple[Operand, Operand]: ...
-@overload
-def all_gather_matmul(
-    x: Operand,
     weight: Sequence[Operand],
     bias: Sequence[Operand] | None = None,
     activation: str | None = None,
@@ -115,7 +100,6 @@ def all_gather_matmul(
     scale_a: Any = None,
     scale_b: Any = None,
     out_dtype: Any = None,
-    out_scales: Any = None,
 ) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
 
@@ -148,10 +132,6 @@ def all_gather_matmul(
             list. Rows travel with their scales: those of :func:`flux_tp.quantize_rows` lie so, others are copied. No gradients.
         out_dtype: dtype of the result, ``bias`` and ``out`` of such operands: ``torch.bfloat16``, which is the default, or
             ``torch.float16``.
-        out_scales: has the op write its result in 8 bits, for the next op, as :func:`flux_tp.quantize_rows` makes it of the
-            result in bfloat16: the scale of all as a tensor of one element, or ``"block"`` where operands have scales of blocks. Those
-            lie behind the codes of each row. The scale of a row would need the columns of all ranks. Of one weight. With gates and
-            blocks ``n_r`` is a multiple of 256. On a GPU blocks need compute capability 9.0.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
@@ -159,7 +139,7 @@ def all_gather_matmul(
     Returns:
         ``[m, n_r]``, or with gates ``[m, n_r/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
         ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks. Of several weights a
-        tuple with a ``y`` for each, and ``x_full`` behind them. With ``out_scales`` a pair ``(codes, scale)``.
+        tuple with a ``y`` for each, and ``x_full`` behind them.
 
     Raises:
         OperandError: a shape, dtype, device or layout that does not fit; nothing was launched.
@@ -178,7 +158,7 @@ def all_gather_matmul(
             check_pair(out, "return_gathered", "(y, x_full)")
         weights, biases, columns = _one(weight, bias, n)
     options = {"activation": number, "m": m, "second": "x_full" if return_gathered else None, "keep": keep_gathered, "several": several}
-    options |= {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": out_dtype, "out_scales": out_scales}
+    options |= {"scale_a": scale_a, "scale_b": scale_b, "out_dtype": out_dtype}
     return _run("all_gather_matmul", comm, x, weights, {"bias": biases}, columns, out, sequence_dim, **options)
 
 
@@ -383,7 +363,6 @@ def prepare(
     dtype: Any = "bfloat16",
     scales: str | None = None,
     out_dtype: Any = "bfloat16",
-    out_scales: str | None = None,
     transposed: bool = False,
     bias: bool = False,
     activation: str | None = None,
@@ -402,7 +381,6 @@ def prepare(
         dtype: ``bfloat16``, ``float16`` or ``float8_e4m3fn``: a name, or a dtype of torch or NumPy.
         scales: of ``dtype="float8_e4m3fn"`` the form of the scales, ``tensor``, ``row`` or ``block``.
         out_dtype: of ``dtype="float8_e4m3fn"`` the result's.
-        out_scales: the form of the scales of results in 8 bits, ``tensor`` or ``block``.
         transposed: whether the weight of calls is a transposed view, as in :func:`all_gather_matmul`.
         bias: whether calls have one.
         activation: as in :func:`all_gather_matmul`.
@@ -426,11 +404,7 @@ def prepare(
     forms = _native.scales_of_operands()
     if (scales or "none") not in forms or (scales is None) == (dtype_name(dtype) == "float8_e4m3fn"):
         raise OperandError(f"scales = {scales!r} with dtype = {dtype_name(dtype)}: give {', '.join(forms[1:])} with float8_e4m3fn, and None with others")
-    if out_scales is not None and (scales is None or out_scales not in ("tensor", "block")):
-        raise OperandError(f"out_scales = {out_scales!r} with scales = {scales!r}: give tensor or block with float8_e4m3fn, or None")
-    if out_scales is not None and dtype_name(out_dtype) != "bfloat16":
-        raise OperandError(f"out_dtype = {dtype_name(out_dtype)} with out_scales: quantised results are rounded to torch.bfloat16")
-    types = (dtype_name(dtype), dtype_name(out_dtype), forms.index(scales or "none"), forms.index(out_scales or "none"))
+    types = (dtype_name(dtype), dtype_name(out_dtype), forms.index(scales or "none"))
     if norm_scales is not None and (eps is None or norm_scales not in forms[1:]):
         raise OperandError(f"norm_scales = {norm_scales!r} with eps = {eps}: give {', '.join(forms[1:])} with eps, or None")
     norm = None if eps is None else (eps, forms.index(norm_scales or "none"))
@@ -495,7 +469,6 @@ def _run(
     out_dtype: Any = None,
     norm_scales: Any = None,
     norm_carried: bool = True,
-    out_scales: Any = None,
     **options: Any,
 ) -> Any:
     """Makes a call by the library of ``x``, with rows in two dimensions.
@@ -521,10 +494,6 @@ def _run(
         form, given_scale = library.norm_form(norm_scales, x)
         given |= {} if given_scale is None else {"norm_scale": given_scale.reshape(1, 1)}
         options["quantised"] = form, norm_carried
-    if out_scales is not None:
-        given_scale = library.output_form(out_scales, x, count, out, out_dtype)
-        given |= {} if given_scale is None else {"y_scale": given_scale.reshape(1, 1)}
-        options["quantised_output"] = "block" if given_scale is None else "tensor"
     outs = None
     if out is not None:
         outs = list(out) if is_tuple else [out]
@@ -561,8 +530,6 @@ def _run(
     if norm_scales is not None:
         y, *others = results
         return (y if out is None else out, *others, *([] if given_scale is None else [norm_scales]))
-    if out_scales is not None:
-        return (*results, *([] if given_scale is None else [out_scales]))
     return tuple(results) if is_tuple else results[0]
 
 

@@ -25,7 +25,6 @@ __all__ = [
     "check_groups",
     "dequantised",
     "norm_form",
-    "output_form",
     "places_of_rows",
     "quantize_rows",
     "quantized_weight",
@@ -150,22 +149,6 @@ def _form_of_rows(name: str, scales: Any, x: Tensor) -> tuple[str, Tensor | None
 def norm_form(norm_scales: Any, x: Tensor) -> tuple[str, Tensor | None]:
     """The form in which an op writes the norm of its result."""
     return _form_of_rows("norm_scales", norm_scales, x)
-
-
-def output_form(out_scales: Any, x: Tensor, count: int, out: Any, out_dtype: Any) -> Tensor | None:
-    """The given scale of all results in 8 bits; ``None`` of those with scales of blocks."""
-    if x.dtype != E4M3:
-        raise OperandError(f"out_scales= with operands of {x.dtype}: results of torch.float8_e4m3fn operands are quantised, use flux_tp.quantize_rows")
-    if count > 1 or out is not None:
-        raise OperandError(f"out_scales= with {f'{count} weights' if count > 1 else 'out='}: an op with one weight makes codes and scales, leave one out")
-    if out_dtype not in (None, torch.bfloat16):
-        raise OperandError(f"out_dtype = {out_dtype} with out_scales=: quantised results are rounded to torch.bfloat16 before, leave it out")
-    if isinstance(out_scales, Tensor):
-        _check("out_scales", out_scales, None, "tensor", x)
-        return out_scales
-    if out_scales != "block":
-        raise OperandError(f"out_scales = {out_scales!r}: give 'block', or a tensor of one element; a row's scale would need the columns of all ranks")
-    return None
 
 
 def _groups(form: str, k: int) -> int:

@@ -16,10 +16,10 @@ from ._arguments import INPUTS, check_gain, check_gates, result_shapes
 from ._autograd import AllGatherMatmul, CopiedInputLinear, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
 from ._kernels import call
-from ._scales import FORMS, norm_form, output_form, places_of_rows, rows_in, scaled
+from ._scales import FORMS, norm_form, places_of_rows, rows_in, scaled
 from .errors import OperandError
 
-__all__ = ["FUNCTIONS", "check_result", "copied_input_linear", "norm_form", "output_form", "run", "scaled", "taking"]
+__all__ = ["FUNCTIONS", "check_result", "copied_input_linear", "norm_form", "run", "scaled", "taking"]
 
 _PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
 
@@ -122,12 +122,10 @@ def run(
     scales: int = 0,
     out_dtype: torch.dtype | None = None,
     quantised: tuple[str, bool] | None = None,
-    quantised_output: str | None = None,
 ) -> list[Tensor]:
     """Makes a call: its results in the order of ``out``, with gradients where an operand needs one.
 
     ``quantised``: the form of the scales of normalised rows, and whether they carry these. Codes and scales are further results.
-    ``quantised_output``: that of the result, which is codes and, of blocks, scales.
     """
     others = [tensor for name, of in operands.items() for tensor in (of if INPUTS[name].of_weight else [of])]
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights, *others))):
@@ -135,11 +133,6 @@ def run(
             # A backward pass that needs the old values then refuses.
             increment_version(out)
         options = {"eps": eps or 0.0, "m": m, "split": split, "second": second, "activation": activation, "scales": scales, "out_dtype": out_dtype}
-        if quantised_output is not None:
-            m, [(rows, n)] = result_shapes(op, comm, x, weights, activation, m, None)
-            places = places_of_rows(rows, n, quantised_output, True, x.device)
-            call(op, comm, x, weights, operands, [places[0]], **options | {"m": m})
-            return rows_in(places, n, quantised_output)
         if quantised is None:
             return call(op, comm, x, weights, operands, out, partials=partials, **options)
         form, carried = quantised

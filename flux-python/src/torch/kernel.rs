@@ -13,7 +13,7 @@ use crate::ops::{Call, CallWeight, Kind, epsilon};
 use flux_ops::binding::Class;
 use flux_ops::{
     DType, ElementType, Epsilon, Location, MAX_WEIGHTS, NormSpec, Operand, Operands, Partials,
-    RawTensor, Scales,
+    RawTensor,
 };
 use flux_transport::Stream;
 use std::cell::RefCell;
@@ -154,15 +154,8 @@ impl Arguments {
         let x = self.x.meta()?;
         let output = self.out[0].meta()?;
         let form = scales(self.scales)?;
-        let (operands_type, output) = (place.dtype("x", &x)?, place.dtype("out", &output)?);
-        let is_static = self.further.iter().any(|(operand, _)| *operand == Operand::YScale);
-        let output_scales = match output {
-            DType::E4m3 if is_static => Scales::Tensor,
-            DType::E4m3 => Scales::Block,
-            DType::Bf16 | DType::F16 => Scales::None,
-        };
-        let numerics =
-            numerics(operands_type, form, output, output_scales).with_partials(self.partials);
+        let numerics = numerics(place.dtype("x", &x)?, form, place.dtype("out", &output)?)
+            .with_partials(self.partials);
         let given = place.operand(Operand::X, "x", &x)?;
         let mut operands = Operands::new(given);
         if kind == Kind::AllGather && form.of_row(1) > 0 {

@@ -38,8 +38,7 @@ const OPS: [(&CStr, shim::Boxed); 3] = [
 /// number, `partials` 1 for fp32, else 0, `scales` the number of their form, `norm_scales` that of
 /// normalised rows, `constant_weights` as [`Operands`](flux_ops::Operands) has it, and `comm` the
 /// number of the communicator. With a gain `second` are the normalised rows, and their scales go to
-/// `second_scale` or behind them; else it are the gathered rows. An `out` of E4M3 has the scale
-/// `y_scale`, or scales of blocks behind each row.
+/// `second_scale` or behind them; else it are the gathered rows.
 fn schema(name: &CStr) -> CString {
     let further = further_inputs().map(|operand| {
         let list = if operand.is_of_weight() { "[]" } else { "" };

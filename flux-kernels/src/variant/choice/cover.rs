@@ -1,15 +1,14 @@
 //! Few variants that show whether the sources compile and have registers.
 //!
 //! Invariant: every tile is there with operands of 16 bits and of each form of 8 bits. Each op has
-//! every element type, with and without gates, and all large tiles. Quantised outputs have the
-//! largest tile of each form.
+//! every element type, with and without gates, and all large tiles.
 
 use super::super::{Form, Variant};
 use super::{FORMS, OperandForm};
 use crate::device::KernelTarget;
 use crate::nvrtc::Arch;
 use flux_core::tile::Generation;
-use flux_core::{DType, Numerics, OpKind, Partials, Scales};
+use flux_core::{DType, OpKind, Partials};
 
 impl Variant {
     /// Few variants for a target that show whether the sources compile and have registers.
@@ -38,11 +37,10 @@ impl Variant {
             .chain(in_f32)
             .filter(|variant| variant.is_large() || !variant.numerics.fast_accumulation);
         match target.arch {
-            Arch::Sm90a | Arch::Sm80 => covered.chain(Self::quantizing(target)).collect(),
+            Arch::Sm90a | Arch::Sm80 => covered.collect(),
             Arch::Sm120 => {
                 let is_scaled = |variant: &Self| variant.numerics.operand == DType::E4m3;
-                let kept = covered.filter(|variant| variant.is_large() || is_scaled(variant));
-                kept.chain(Self::quantizing(target)).collect()
+                covered.filter(|variant| variant.is_large() || is_scaled(variant)).collect()
             }
             Arch::Compute80 | Arch::Compute89 => {
                 let mut covered: Vec<_> =
@@ -78,18 +76,6 @@ impl Variant {
             .map(|(variant, (numerics, gated))| Self { numerics, gated, ..variant })
     }
 
-    /// Those that quantise outputs, of the largest tile: a form has one epilogue.
-    fn quantizing(target: KernelTarget) -> Vec<Self> {
-        let mut all = Self::all(target);
-        all.retain(|variant| {
-            let Numerics { output, output_scales, .. } = variant.numerics;
-            output == DType::Bf16 && output_scales != Scales::None
-        });
-        let forms = all.chunk_by(|a, b| (a.numerics, a.gated) == (b.numerics, b.gated));
-        let area = |of: &&Self| of.tile.m * of.tile.n;
-        forms.filter_map(|of| of.iter().max_by_key(area)).copied().collect()
-    }
-
     /// The same kernel, where it does not load ahead for weights of `[k, n]`.
     fn with_most_registers(self) -> Self {
         let loads_ahead = matches!(self.form, Form::Hopper(_)) && self.loads_ahead();
@@ -110,7 +96,7 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::SumsTo;
+    use flux_core::{Numerics, Scales, SumsTo};
 
     #[test]
     fn a_cover_has_every_tile_and_the_types_of_each_op_and_no_form_twice() {
@@ -125,24 +111,9 @@ mod tests {
             }
             for wanted in &all {
                 let kind = |v: &Variant| {
-                    let Numerics { scales, fast_accumulation, partials, output_scales, .. } =
-                        v.numerics;
-                    (v.op, scales, fast_accumulation, partials, output_scales)
+                    let Numerics { scales, fast_accumulation, partials, .. } = v.numerics;
+                    (v.op, scales, fast_accumulation, partials)
                 };
-                if wanted.numerics.output_scales != Scales::None {
-                    let is_alike = |v: &&Variant| {
-                        let output = DType::Bf16;
-                        let numerics = Numerics { output, ..wanted.numerics };
-                        (v.numerics, v.gated) == (numerics, wanted.gated)
-                    };
-                    let covered: Vec<_> = cover.iter().filter(is_alike).collect();
-                    let &[largest] = covered.as_slice() else {
-                        panic!("{wanted} {}: {}", arch.name(), covered.len());
-                    };
-                    let area = |of: &Variant| of.tile.m * of.tile.n;
-                    assert!(area(largest) >= area(wanted), "{wanted} {}", arch.name());
-                    continue;
-                }
                 let of_op = || cover.iter().filter(|variant| kind(variant) == kind(wanted));
                 let forms = of_op()
                     .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))

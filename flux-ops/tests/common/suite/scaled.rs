@@ -3,7 +3,7 @@
 //! A case holds the dequantised operands in bf16, which is exact: codes have four significant bits,
 //! and scales are powers of two.
 
-use super::{Case, Check, Machine, Node, defaults, layouts};
+use super::{Case, Check, Machine, Node, defaults};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::plan::{KSplit, Plan, RowMapping};
@@ -70,8 +70,7 @@ fn scaled(values: &[bf16], cols: usize, form: Scales, lines_of_block: usize, see
         let code = |(col, v): (usize, &bf16)| F8E4M3::from_f32(v.to_f32() * 2_f32.powi(of(col)));
         codes.extend(row.iter().enumerate().map(code));
         let has_scales = match form {
-            // Rows or none.
-            Scales::None | Scales::Tensor => false,
+            Scales::None | Scales::Tensor => line == 0,
             Scales::Row => true,
             Scales::Block => line % lines_of_block == 0,
         };
@@ -80,17 +79,10 @@ fn scaled(values: &[bf16], cols: usize, form: Scales, lines_of_block: usize, see
             scales.extend((0..cols).step_by(step).map(|col| 2_f32.powi(-of(col))));
         }
     }
-    if matches!(form, Scales::None | Scales::Tensor) {
-        scales.push(2_f32.powi(-shift(seed, 0, 0)));
-    }
     Scaled { codes, scales }
 }
 
 pub(super) fn build(case: &Case<bf16>, options: OpOptions, node: &Node) -> FusedLinear {
-    FusedLinear::build(spec(case, options, node), &node.comm).unwrap()
-}
-
-pub(super) fn spec(case: &Case<bf16>, options: OpOptions, node: &Node) -> OpSpec {
     let mut spec = OpSpec::of_problem(&case.problem);
     spec.plan = options.plan;
     spec.launch.workers = options.workers.or(node.workers);
@@ -101,7 +93,7 @@ pub(super) fn spec(case: &Case<bf16>, options: OpOptions, node: &Node) -> OpSpec
         gates: case.gates,
         rms_norm: options.rms_norm,
     };
-    spec
+    FusedLinear::build(spec, &node.comm).unwrap()
 }
 
 /// One call on fresh buffers. Rows of an AllGather-GEMM carry their scales, those of the others
@@ -117,35 +109,6 @@ pub(super) fn call_with(
     node: &Node,
     norm: Option<(&TensorRef<'_, bf16>, &mut TensorMut<'_, F8E4M3>)>,
 ) -> Result<Vec<bf16>, CallError> {
-    let ly = layouts(case, node.rank).2;
-    let mut y = node.poisoned(ly.span());
-    with_inputs(case, node, |Inputs { x, x_scale, w, w_scale, bias, residual }| {
-        let mut y = node.view_mut(&mut y, ly);
-        let call = op.call(&x).scale_x(&x_scale).weight(&w, &mut y).scale_w(&w_scale);
-        let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
-        let call = if let Some(residual) = &residual { call.residual(residual) } else { call };
-        let call = if let Some((gain, y_norm)) = norm { call.norm(gain, y_norm) } else { call };
-        call.on(node.stream())
-    })?;
-    Ok(node.download(&y))
-}
-
-/// What a call of a case reads.
-pub(super) struct Inputs<'a> {
-    pub(super) x: TensorRef<'a, F8E4M3>,
-    pub(super) x_scale: TensorRef<'a, f32>,
-    pub(super) w: TensorRef<'a, F8E4M3>,
-    pub(super) w_scale: TensorRef<'a, f32>,
-    pub(super) bias: Option<TensorRef<'a, bf16>>,
-    pub(super) residual: Option<TensorRef<'a, bf16>>,
-}
-
-/// Makes a call with the operands of a case on fresh memory.
-pub(super) fn with_inputs<R>(
-    case: &Case<bf16>,
-    node: &Node,
-    call: impl FnOnce(Inputs<'_>) -> R,
-) -> R {
     let (problem, rank) = (&case.problem, node.rank);
     let form = problem.numerics().scales;
     let [x_shape, w_shape] = [problem.x_shape(rank), problem.w_shape(rank)];
@@ -167,6 +130,7 @@ pub(super) fn with_inputs<R>(
     let (w, w_scales) = (node.upload(&of_w.codes), node.upload(&of_w.scales));
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
     let ly = dense(case.y_shape(rank));
+    let mut y = node.poisoned(ly.span());
     let [bias, residual] =
         [case.bias(rank), case.residual(rank)].map(|of| of.map(|of| node.upload(&of)));
     let cols = problem.n_local(rank) as usize;
@@ -180,16 +144,24 @@ pub(super) fn with_inputs<R>(
         Scales::Row => (1, w_shape.rows as usize),
         Scales::Block => (w_shape.rows as usize / 128, w_shape.cols as usize / 128),
     };
-    let (x, x_scale): (TensorRef<'_, F8E4M3>, TensorRef<'_, f32>) = if carried {
-        let wide = (rows, problem.gathered_columns() as usize);
-        node.view(&x_memory, wide).with_scales(problem.k() as usize, form).unwrap()
-    } else {
-        let count = form.of_row(x_shape.cols) as usize;
-        let layout = if count == 0 { (1, 1) } else { (rows, count) };
-        (node.view(&x_memory, dense(x_shape)), node.view(&x_scales, layout))
-    };
-    let (w, w_scale) = (node.view(&w, dense(w_shape)), node.view(&w_scales, w_scale_shape));
-    call(Inputs { x, x_scale, w, w_scale, bias, residual })
+    {
+        let (x, x_scale): (TensorRef<'_, F8E4M3>, TensorRef<'_, f32>) = if carried {
+            let wide = (rows, problem.gathered_columns() as usize);
+            node.view(&x_memory, wide).with_scales(problem.k() as usize, form).unwrap()
+        } else {
+            let count = form.of_row(x_shape.cols) as usize;
+            let layout = if count == 0 { (1, 1) } else { (rows, count) };
+            (node.view(&x_memory, dense(x_shape)), node.view(&x_scales, layout))
+        };
+        let (w, w_scale) = (node.view(&w, dense(w_shape)), node.view(&w_scales, w_scale_shape));
+        let mut y = node.view_mut(&mut y, ly);
+        let call = op.call(&x).scale_x(&x_scale).weight(&w, &mut y).scale_w(&w_scale);
+        let call = if let Some(bias) = &bias { call.bias(bias) } else { call };
+        let call = if let Some(residual) = &residual { call.residual(residual) } else { call };
+        let call = if let Some((gain, y_norm)) = norm { call.norm(gain, y_norm) } else { call };
+        call.on(node.stream())?;
+    }
+    Ok(node.download(&y))
 }
 
 /// Rows of codes, the scales of each behind it.

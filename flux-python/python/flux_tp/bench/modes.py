@@ -86,14 +86,14 @@ class Mode:
             return quantized(self.ranks.comm, x, weight, self.column_carried, (self.gain, EPS))
         return quantized(self.ranks.comm, norm(self.model, x), weight, self.column_carried)
 
-    def row_input(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor | Rows:
-        return x if self.form is None or isinstance(x, Rows) else quantized(self.ranks.comm, x, weight, self.row_carried)
+    def row_input(self, x: Tensor, weight: Tensor | Weight) -> Tensor | Rows:
+        return x if self.form is None else quantized(self.ranks.comm, x, weight, self.row_carried)
 
     def column(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor:
         return self._linear(self.column_input(x, weight), weight, self.column_forward, self.column_backward)
 
-    def mlp_column(self, x: Tensor | Rows, weight: Tensor | Weight, following: Tensor | Weight) -> Tensor | Rows:
-        """The column-parallel layer of the MLP, and its activation: the input of the row-parallel layer whose weight is ``following``."""
+    def mlp_column(self, x: Tensor | Rows, weight: Tensor | Weight) -> Tensor:
+        """The column-parallel layer of the MLP, and its activation."""
         return activate(self.model, self.column(x, weight))
 
     def row(self, x: Tensor, weight: Tensor | Weight) -> Tensor:
@@ -340,23 +340,20 @@ class FluxAllReduce(Flux):
 class FluxSharded(Flux):
     """flux_tp with split rows: AllGather-GEMM, in inference with the MLP's activation, then GEMM-ReduceScatter.
 
-    With static scales or scales of blocks AllGather-GEMM also writes the activated columns in 8 bits. Gradients are those of flux_tp.
+    Gradients are those of flux_tp.
     """
 
     sharded = True
     column_carried = True
 
-    def column(self, x, weight, **options):
+    def column(self, x, weight, activation=None):
         operands, scales = _operands(self.column_input(x, weight), weight)
-        return flux_tp.all_gather_matmul(*operands, group=self.ranks.comm, m=self.m, **scales, **options)
+        return flux_tp.all_gather_matmul(*operands, activation=activation, group=self.ranks.comm, m=self.m, **scales)
 
-    def mlp_column(self, x, weight, following):
+    def mlp_column(self, x, weight):
         if torch.is_grad_enabled():
-            return super().mlp_column(x, weight, following)
-        activation = "swiglu" if self.model.gated else "gelu"
-        if self.form in (None, "row"):
-            return self.column(x, weight, activation=activation)
-        return Rows(*self.column(x, weight, activation=activation, out_scales=following.scales_of_input), following.form)
+            return super().mlp_column(x, weight)
+        return self.column(x, weight, "swiglu" if self.model.gated else "gelu")
 
 
 class FluxKept(FluxSharded):

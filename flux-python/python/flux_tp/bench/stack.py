@@ -54,7 +54,7 @@ def _forward(layers: Sequence[Layer], x: Tensor, mode: Mode, attend: Attend, con
     for index, layer in enumerate(layers):
         layer = convert(layer)
         x, y = mode.block_end(attend(index, mode.column(y, layer.qkv)), layer.out, x, layer.up)
-        active = mode.mlp_column(y, layer.up, layer.down)
+        active = mode.mlp_column(y, layer.up)
         if index + 1 < len(layers):
             x, y = mode.block_end(active, layer.down, x, layers[index + 1].qkv)
         else:
