@@ -335,7 +335,7 @@ typedef struct flux_operands {
     const struct flux_tensor *y;
     // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
     // norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as
-    // many columns more as they have bytes, in whole 128.
+    // many columns as they have bytes together, up to a multiple of 128.
     const struct flux_tensor *y_norm;
     // With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
     // or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there

@@ -131,7 +131,7 @@ fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
 /// Rows of 8-bit operands with their scales behind them.
 #[test]
 fn operands_of_8_bits_have_scales() {
-    let (rows, n, k, wide) = (2, 32, 32, 48);
+    let (rows, n, k, wide) = (2, 32, 32, 128);
     let one = 0x38_u8; // 1.0: an exponent of 7, the bias
     let mut x = vec![one; rows * wide];
     for (row, scale) in x.chunks_exact_mut(wide).zip([2.0_f32, 4.0]) {
@@ -643,7 +643,7 @@ fn a_norm_is_written_as_the_next_x() {
         (ones(4 * 32), ones(32 * 32), ones(32), vec![bf16::NAN; 4 * 32]);
     let (tx, tw, tg) = (tensor(&mut x, 4, 32), tensor(&mut w, 32, 32), tensor(&mut gain, 1, 32));
     let ty = tensor(&mut y, 4, 32);
-    let (mut z, mut scales) = (vec![0_u8; 4 * 48], [0.5_f32; 4]);
+    let (mut z, mut scales) = (vec![0_u8; 4 * 128], [0.5_f32; 4]);
     let of = |data: *mut c_void, rows, cols, dtype: flux_dtype| flux_tensor {
         data,
         rows,
@@ -652,7 +652,7 @@ fn a_norm_is_written_as_the_next_x() {
         dtype: dtype as i32,
     };
     let codes = of(z.as_mut_ptr().cast(), 4, 32, flux_dtype::FLUX_E4M3);
-    let wide = flux_tensor { cols: 48, ..codes };
+    let wide = flux_tensor { cols: 128, ..codes };
     let one = of(scales.as_mut_ptr().cast(), 1, 1, flux_dtype::FLUX_FP32);
     let apart = flux_tensor { cols: 4, ..one };
     let good =
@@ -670,11 +670,11 @@ fn a_norm_is_written_as_the_next_x() {
     done(flux_op_destroy(op));
 
     let op = made(flux_scales::FLUX_SCALES_ROW);
-    let words = "y_norm is [4, 32], but gemm_ar with m = 4 takes [4, 48]";
+    let words = "y_norm is [4, 32], but gemm_ar with m = 4 takes [4, 128]";
     refused(forward(op, &good), FLUX_ERROR_OPERAND, words);
     done(forward(op, &flux_operands { y_norm: &raw const wide, ..good }));
-    assert!(z.chunks(48).all(|row| row[..32] == [most; 32]));
-    assert!(z.chunks(48).all(|row| row[32..36] == (1.0_f32 / 448.0).to_le_bytes()));
+    assert!(z.chunks(128).all(|row| row[..32] == [most; 32]));
+    assert!(z.chunks(128).all(|row| row[32..36] == (1.0_f32 / 448.0).to_le_bytes()));
     done(forward(op, &flux_operands { y_norm_scale: &raw const apart, ..good }));
     let least = (1.0_f32 / 448.0).to_bits();
     assert!(z[..128] == [most; 128] && scales.map(f32::to_bits) == [least; 4]);

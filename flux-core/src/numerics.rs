@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// Bytes of a vector: kernels move operands, partial sums and outputs in these.
 pub const VECTOR_BYTES: u32 = 16;
 
-/// Bytes of a cache line of a GPU. Tensor loads of rows that begin elsewhere take more sectors.
+/// Bytes of a cache line of a GPU. Loads of rows that begin within a sector of one take longer.
 const LINE_BYTES: u32 = 128;
 
 /// Element type of a tensor.
@@ -177,10 +177,17 @@ impl Scales {
         }
     }
 
-    /// Bytes of those scales behind the `k` codes of a row that carries them: whole cache lines,
-    /// so that each row begins as the first does.
+    /// Bytes behind the `k` codes of a row that carries those scales: the scales, and what fills
+    /// the last cache line, so that each row begins with one where the first does.
     pub const fn bytes_behind_row(self, k: u32) -> u32 {
-        (self.of_row(k) * size_of::<f32>() as u32).next_multiple_of(LINE_BYTES)
+        let scales = self.of_row(k) * size_of::<f32>() as u32;
+        if scales == 0 {
+            return 0;
+        }
+        match k.saturating_add(scales).checked_next_multiple_of(LINE_BYTES) {
+            Some(end) => end - k,
+            None => u32::MAX - k,
+        }
     }
 }
 

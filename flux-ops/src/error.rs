@@ -499,6 +499,15 @@ pub enum CallError {
         /// The op.
         op: OpKind,
     },
+    /// Gathered rows that carry their scales cannot be returned.
+    #[error(
+        "rows of x carry {scales} scales, and an x_full was given: leave it out, rows are returned \
+         without scales of their own"
+    )]
+    GatheredScales {
+        /// The form of the scales.
+        scales: Scales,
+    },
     /// An operand is on another device than the communicator.
     #[error(
         "{operand} is in {found}, but this rank's communicator works on {expected}: copy it there"

@@ -24,10 +24,11 @@ use std::sync::Arc;
 ///
 /// | scales | of | scale | `k` is a multiple of | scale bytes |
 /// |---|---|---|---|---|
-/// | [`Scales::Row`] | a row | `max(most / 448, 2^-126)` | 16 | 128 |
-/// | [`Scales::Block`] | 128 elements of a row | the same | 128 | `k / 32`, in whole 128 bytes |
+/// | [`Scales::Row`] | a row | `max(most / 448, 2^-126)` | 16 | 4 |
+/// | [`Scales::Block`] | 128 elements of a row | the same | 128 | `k / 32` |
 /// | [`Scales::Tensor`] | all | given | 16 | 0 |
 ///
+/// Behind the scales zeros fill the row to a multiple of 128 bytes.
 /// `most` is the largest magnitude, without NaN. A code is the element times `1 / scale` in fp32,
 /// rounded to nearest even, 448 at most. Zeros stay zeros. A NaN stays one. An infinity makes its
 /// scale infinite and all that share it NaN; with a given scale it alone becomes NaN.
@@ -40,14 +41,14 @@ use std::sync::Arc;
 /// let quantizer = Quantizer::new(&comm)?;
 /// let (rows, k) = (4, 64);
 /// let (x, gain) = (vec![bf16::ONE; rows * k], vec![bf16::ONE; k]);
-/// let mut out = vec![F8E4M3::from_bits(0); rows * (k + 128)];
+/// let mut out = vec![F8E4M3::from_bits(0); rows * 128];
 /// quantizer
 ///     .rows(&TensorRef::host(&x, (rows, k))?, Scales::Row)
 ///     .rms_norm(&TensorRef::host(&gain, (k,))?, Epsilon::from(1e-5))
-///     .write(&mut TensorMut::host(&mut out, (rows, k + 128))?, Stream::Host)?;
+///     .write(&mut TensorMut::host(&mut out, (rows, 128))?, Stream::Host)?;
 /// // The largest of a row is 448 times its scale.
 /// assert!(out[..k].iter().all(|code| code.to_f32() == 448.0));
-/// let (x, scale) = TensorRef::host(&out, (rows, k + 128))?.with_scales(k, Scales::Row)?;
+/// let (x, scale) = TensorRef::host(&out, (rows, 128))?.with_scales(k, Scales::Row)?;
 /// # let _ = (x, scale);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -8,6 +8,7 @@ import torch
 import flux_tp
 from cases_numpy import raises
 from cases_torch import BF16, F16, NAMES, place
+from flux_tp._scales import scaled_product
 from oracle import UNIT, activate, close, operand, rms_norm, rows
 
 E4M3 = torch.float8_e4m3fn
@@ -95,6 +96,19 @@ def scaled_sums(comm):
             unit = UNIT[NAMES[dtype]]
             expected = rms_norm(numbers(y), gain, 1e-3)
             assert (np.abs(numbers(y_norm) - expected) <= 2 * unit * np.abs(expected) + 2.0**-14).all()
+
+
+def products_of_any_rows(comm):
+    n, k = 256, 384
+    for form in FORMS:
+        w, of_w = codes(3, n, k), scale_of_w(form, 4, n, k)
+        for m in (1, 3, 8):
+            x, of_x = codes(5, m, k), scale_of_x(form, 6, m, k)
+            expected = dequantised(x, of_x, form) @ dequantised(w, of_w, form, True).T
+            out = torch.empty(m, n, dtype=BF16, device=place())
+            assert scaled_product(x, w, of_x, of_w, form, out=out) is out
+            close(numbers(out), expected, "bfloat16", slope=2.0**10)
+            assert torch.equal(scaled_product(x[None], w, of_x if form == "tensor" else of_x[None], of_w, form)[0], out)
 
 
 def quantised_rows(comm):

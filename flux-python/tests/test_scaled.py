@@ -10,6 +10,7 @@ HOPPERS = torch.cuda.is_available() and [torch.cuda.get_device_capability(at)[0]
 CASES = [
     "scaled_all_gather",
     "scaled_sums",
+    "products_of_any_rows",
     "quantised_rows",
     "quantised_norms",
     "what_does_not_fit_is_refused",

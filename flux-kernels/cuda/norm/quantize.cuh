@@ -100,7 +100,7 @@ __device__ __forceinline__ void quantize(const QuantizeParams& p) {
         const uint2 codes = {ptx::pack_e4m3_4(v[0], v[1], v[2], v[3]), ptx::pack_e4m3_4(v[4], v[5], v[6], v[7])};
         *reinterpret_cast<uint2*>(out + i * u64{8}) = codes;
     }
-    // What fills the last vector of scales behind codes.
+    // Zeros fill the last cache line behind codes: 31 at most, and a CTA has 32 threads or more.
     const u32 groups = of_row ? 1 : vectors / kVectorsOfBlock;
     if (const u32 at = groups + threadIdx.x; at < p.scales_of_row) store_scale(at, 0.0f);
 }

@@ -28,6 +28,7 @@ mirrored! {
         pub(crate) scale_row_bytes: u64,
         /// Its first column, as items count columns; no item has one where there is no weight.
         pub(crate) start: u32,
+        /// Keeps the size a multiple of 8 bytes.
         pub(crate) padding: u32,
     }
 }

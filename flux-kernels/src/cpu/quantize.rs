@@ -27,7 +27,7 @@ pub struct Norm<'a, T> {
 }
 
 /// Writes rows of `cols` elements as E4M3, and scales: to `out_scale`, `[groups, rows]`, or behind
-/// each row in whole cache lines.
+/// each row ([`Scales::bytes_behind_row`]).
 ///
 /// A scale is the largest magnitude of the row, or of 128 elements of it, divided by 448, and the
 /// least normal number at least. A code is the element times the scale's reciprocal, rounded to

@@ -191,6 +191,7 @@ impl From<CallError> for Error {
             | CallError::NotGiven { .. }
             | CallError::Unwanted { .. }
             | CallError::NotGathered { .. }
+            | CallError::GatheredScales { .. }
             | CallError::Location { .. }
             | CallError::Overlap { .. }
             | CallError::ViewStream { .. }

@@ -358,15 +358,15 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// let op = builder.quantized_rms_norm(1e-5, Scales::Row).build(&comm)?;
     ///
     /// let [x, w, gain] = [m * k, n * k, n].map(|count| vec![bf16::ONE; count]);
-    /// // Codes, and behind those of each row its scale in 128 bytes.
-    /// let mut codes = vec![F8E4M3::from_f32(0.0); m * (n + 128)];
+    /// // Codes, and behind those of each row its scale, in 128 bytes.
+    /// let mut codes = vec![F8E4M3::from_f32(0.0); m * 128];
     /// let mut y = vec![bf16::NAN; m * n];
     /// op.call(&TensorRef::host(&x, (m, k))?)
     ///     .weight(&TensorRef::host(&w, (n, k))?, &mut TensorMut::host(&mut y, (m, n))?)
-    ///     .norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut codes, (m, n + 128))?)
+    ///     .norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut codes, (m, 128))?)
     ///     .on(Stream::Host)?;
     /// assert!(codes[..n].iter().all(|code| code.to_f32() == 448.0));
-    /// let (next_x, scale_x) = TensorRef::host(&codes, (m, n + 128))?.with_scales(n, Scales::Row)?;
+    /// let (next_x, scale_x) = TensorRef::host(&codes, (m, 128))?.with_scales(n, Scales::Row)?;
     /// # let _ = (next_x, scale_x);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

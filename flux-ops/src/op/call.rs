@@ -159,7 +159,7 @@ impl<'a, X: Element, Y: Element> Call<'a, X, Y> {
     ///
     /// `x_full` shares no memory with other operands, and rows of it may have gaps. The copy
     /// follows the op's kernel on the stream. Each rank decides for itself whether it wants the
-    /// rows.
+    /// rows. Rows with scales of their own are not returned.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};

@@ -73,6 +73,10 @@ impl Operands<View> {
                 Presence::Wanted if given.is_some() && !operand.is_of(op) => {
                     return Err(CallError::NotGathered { op });
                 }
+                Presence::Wanted if given.is_some() && problem.rows_carry_scales() => {
+                    let scales = problem.numerics().scales;
+                    return Err(CallError::GatheredScales { scales });
+                }
                 Presence::Wanted => given.is_some(),
             };
             match given {

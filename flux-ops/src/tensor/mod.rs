@@ -207,16 +207,17 @@ impl<'a> TensorRef<'a, F8E4M3> {
     /// ```
     /// use flux_ops::{F8E4M3, Scales, TensorRef};
     /// let (rows, k) = (4, 64);
-    /// // A scale of four bytes, in a whole cache line.
-    /// let memory = vec![F8E4M3::from_bits(0); rows * (k + 128)];
-    /// let (x, scale) = TensorRef::host(&memory, (rows, k + 128))?.with_scales(k, Scales::Row)?;
+    /// // A scale of four bytes, and what fills a cache line.
+    /// let memory = vec![F8E4M3::from_bits(0); rows * 128];
+    /// let (x, scale) = TensorRef::host(&memory, (rows, 128))?.with_scales(k, Scales::Row)?;
     /// assert_eq!((x.layout().cols, scale.layout().cols), (64, 1));
-    /// assert_eq!((x.layout().row_stride, scale.layout().row_stride), (192, 48));
+    /// assert_eq!((x.layout().row_stride, scale.layout().row_stride), (128, 32));
     /// # Ok::<(), flux_ops::TensorError>(())
     /// ```
     ///
     /// # Errors
-    /// [`TensorError::NoScales`]: rows that are shorter than `k` elements and their scales.
+    /// [`TensorError::NoScales`]: rows that are shorter than `k` elements and what is behind them
+    /// ([`Scales::bytes_behind_row`]).
     pub fn with_scales(
         self,
         k: usize,
@@ -226,7 +227,7 @@ impl<'a> TensorRef<'a, F8E4M3> {
         let Layout { rows, cols, row_stride } = view.layout;
         let wide = u32::try_from(k).unwrap_or(u32::MAX);
         let count = scales.of_row(wide) as usize;
-        let needed = k.saturating_add(count * size_of::<f32>());
+        let needed = k.saturating_add(scales.bytes_behind_row(wide) as usize);
         if count == 0 || cols < needed || !k.is_multiple_of(size_of::<f32>()) {
             return Err(TensorError::NoScales { cols, k, needed, scales });
         }

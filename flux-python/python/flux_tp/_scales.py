@@ -112,8 +112,9 @@ def _check(name: str, scale: Any, expected: tuple[int, int] | None, form: str, x
 
 
 def _bytes_behind(form: str, k: int) -> int:
-    """Bytes of a row's own scales, in whole cache lines of 128."""
-    return -(-_groups(form, k) // 32) * 128
+    """Bytes behind the codes of a row: its own scales, and what fills a cache line of 128."""
+    groups = _groups(form, k)
+    return -(-(k + 4 * groups) // 128) * 128 - k if groups else 0
 
 
 def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:

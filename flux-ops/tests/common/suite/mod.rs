@@ -4,12 +4,12 @@
 
 mod builds;
 mod calls;
-mod few_rows;
 mod finish;
 mod gated;
 mod gathered;
 mod invariance;
 mod leaving;
+mod many_calls;
 mod messages;
 mod norm;
 mod partials;
@@ -27,12 +27,12 @@ mod weights;
 
 pub use builds::*;
 pub use calls::*;
-pub use few_rows::*;
 pub use finish::*;
 pub use gated::*;
 pub use gathered::*;
 pub use invariance::*;
 pub use leaving::*;
+pub use many_calls::*;
 pub use messages::*;
 pub use norm::*;
 pub use partials::*;

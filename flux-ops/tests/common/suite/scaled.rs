@@ -288,13 +288,13 @@ pub fn scales_that_do_not_fit_are_refused(machine: Machine) {
         let case = case(OpKind::AllGatherGemm, [8, 32, 64], 1, numerics, Values::Integers);
         let op = build(&case, OpOptions::default(), node);
         let (x, w, mut y) = (
-            node.upload(&vec![F8E4M3::from_f32(1.0); 8 * 192]),
+            node.upload(&vec![F8E4M3::from_f32(1.0); 8 * 128]),
             node.upload(&vec![F8E4M3::from_f32(1.0); 32 * 64]),
             node.poisoned::<bf16>(8 * 32),
         );
         let (ones, few) = (node.upload(&[1_f32; 32]), node.upload(&[1_f32; 16]));
         let w = node.view(&w, (32, 64));
-        let (wide, scale) = node.view(&x, (8, 192)).with_scales(64, Scales::Row).unwrap();
+        let (wide, scale) = node.view(&x, (8, 128)).with_scales(64, Scales::Row).unwrap();
         let mut y = node.view_mut(&mut y, (8, 32));
         let ones_view = node.view(&ones, (1, 32));
         let error = op.call(&wide).weight(&w, &mut y).scale_w(&ones_view).on(node.stream());
@@ -303,13 +303,20 @@ pub fn scales_that_do_not_fit_are_refused(machine: Machine) {
         let error =
             op.call(&wide).scale_x(&apart).weight(&w, &mut y).scale_w(&ones_view).on(node.stream());
         assert!(
-            matches!(error, Err(CallError::ScalesApart { k: 64, needed: 192, .. })),
+            matches!(error, Err(CallError::ScalesApart { k: 64, needed: 128, .. })),
             "{error:?}"
         );
         let short = node.view(&few, (1, 16));
         let error =
             op.call(&wide).scale_x(&scale).weight(&w, &mut y).scale_w(&short).on(node.stream());
         assert!(matches!(error, Err(CallError::Shape { operand: "scale_w", .. })), "{error:?}");
+        let mut all = node.poisoned::<F8E4M3>(8 * 64);
+        let mut x_full = node.view_mut(&mut all, (8, 64));
+        let call = op.call(&wide).scale_x(&scale).gathered(&mut x_full);
+        let error = call.weight(&w, &mut y).scale_w(&ones_view).on(node.stream()).unwrap_err();
+        let said = "rows of x carry row scales, and an x_full was given: leave it out, rows are \
+                    returned without scales of their own";
+        assert_eq!(error.to_string(), said);
         let mut spec = OpSpec::of_problem(&case.problem);
         spec.weights = WeightLayout::Kn;
         let error = FusedLinear::build(spec, &node.comm).unwrap_err();

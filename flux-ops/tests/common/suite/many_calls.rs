@@ -120,8 +120,8 @@ pub fn few_rows_leave_no_wrong_element(machine: Machine, calls: usize) {
     }
 }
 
-/// A rank does not call: the others say that its signal did not come. After a rebuild a call is
-/// right.
+/// A rank does not call: the others report its signal, and the rebuilt communicator computes the
+/// exact result.
 pub fn few_rows_that_do_not_come_are_named(machine: Machine) {
     let deadline = scaled(Duration::from_millis(if machine == Machine::Host { 300 } else { 3000 }));
     let late = Rank::new(1);
