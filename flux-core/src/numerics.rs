@@ -178,7 +178,7 @@ impl Scales {
     }
 
     /// Bytes behind the `k` codes of a row that carries those scales: the scales, and what fills
-    /// the last cache line, so that each row begins with one where the first does.
+    /// the last cache line. Each row begins with one where the first does.
     pub const fn bytes_behind_row(self, k: u32) -> u32 {
         let scales = self.of_row(k) * size_of::<f32>() as u32;
         if scales == 0 {

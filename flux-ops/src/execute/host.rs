@@ -120,8 +120,8 @@ impl HostExecutor {
         let mut weights = WeightList::new();
         for weight in 0..operands.weight_count() {
             let view = |operand| operands.expect(operand, weight);
-            // SAFETY: the views borrow host memory for longer than the call, `y` alone, which
-            // overlaps no other operand but a residual that is not read through a view of its own.
+            // SAFETY: the views borrow host memory for longer than the call, `y` alone. It overlaps
+            // no other operand but a residual, which is not read through a view of its own.
             let (w, y) = unsafe { (rows(view(Operand::W)), rows_mut(view(Operand::Y))) };
             let one = CpuWeight { w, scale: scale_of(Operand::ScaleW, weight), y };
             // There is room for as many.

@@ -184,7 +184,8 @@ mod tests {
         fn numbers_that_overflow_are_refused(half_bytes: u64, signals: u32, bytes: u64) {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let offer = Offer { key: 0, bytes, size, epoch: 1, captured: false };
-            let exact = 2 * u128::from(half_bytes).next_multiple_of(1 << 21) + u128::from(pad_bytes(signals));
+            let halves = 2 * u128::from(half_bytes).next_multiple_of(1 << 21);
+            let exact = halves + u128::from(pad_bytes(signals));
             prop_assert_eq!(offer.holds().unwrap_or(false), u128::from(bytes) >= exact);
         }
     }
