@@ -146,3 +146,18 @@ proptest::proptest! {
         proptest::prop_assert_eq!(accepted, fits && aligned && row_stride >= cols);
     }
 }
+
+#[test]
+fn rows_without_room_for_what_is_behind_codes_are_refused() {
+    let memory = [0_u128; 3 * 8];
+    let codes: &[F8E4M3] = bytemuck::cast_slice(&memory);
+    for (k, scales, least) in
+        [(64, Scales::Row, 128), (128, Scales::Row, 256), (128, Scales::Block, 256)]
+    {
+        let view = |cols| TensorRef::host(codes, (1, cols)).unwrap();
+        let error = view(least - 16).with_scales(k, scales);
+        assert!(matches!(error, Err(TensorError::NoScales { .. })), "{scales}: {error:?}");
+        view(least).with_scales(k, scales).unwrap();
+    }
+    assert!(TensorRef::host(codes, (1, 128)).unwrap().with_scales(64, Scales::Tensor).is_err());
+}
