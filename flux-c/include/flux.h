@@ -318,7 +318,8 @@ typedef struct flux_operands {
     // arrays, with an element for each weight.
     const struct flux_tensor *w;
     // With scales: of FLUX_FP32, see flux_scales. Of FLUX_ALL_GATHER_GEMM scales of rows and of
-    // blocks lie behind the `k` elements of each row of `x`, which travel with them.
+    // blocks lie behind the `k` elements of each row of `x`, which travel with them. Each row has
+    // memory up to a multiple of 128 bytes, all of which is read.
     const struct flux_tensor *scale_x;
     // With scales: of FLUX_FP32, see flux_scales.
     const struct flux_tensor *scale_w;
@@ -334,8 +335,8 @@ typedef struct flux_operands {
     // The result, which is overwritten: see flux_op_kind.
     const struct flux_tensor *y;
     // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten. With
-    // norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has as
-    // many columns as they have bytes together, up to a multiple of 128.
+    // norm_scales of rows or blocks the scales lie behind the `n` codes of each row, which has a
+    // column for each byte of both, up to a multiple of 128.
     const struct flux_tensor *y_norm;
     // With norm_scales of rows or blocks: where they go, in place of behind the rows of `y_norm`;
     // or NULL. Of FLUX_FP32, overwritten: [1, rows] or [n/128, rows], with a column where there

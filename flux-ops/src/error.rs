@@ -443,7 +443,7 @@ pub enum CallError {
     /// Scales of gathered rows do not lie behind them.
     #[error(
         "scale_x of {op} does not lie behind the rows of x, with which it travels: use rows of at \
-         least {needed} bytes, with the scales {k} bytes from the start of each"
+         least {needed} bytes, the last too, with the scales {k} bytes from the start of each"
     )]
     ScalesApart {
         /// The op.

@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 /// Makes 8-bit operands on a communicator's device.
 ///
-/// Rows `[rows, k]` of bf16 or fp16 become `[rows, k + scale bytes]` of E4M3: the `k` codes of each
-/// row, and its fp32 scales behind them, as an [`AllGatherGemm`](crate::AllGatherGemm) takes them
-/// ([`TensorRef::with_scales`]). Or they become codes `[rows, k]`, and scales of their own
+/// Rows `[rows, k]` of bf16 or fp16 become longer rows of E4M3: the `k` codes of each, its fp32
+/// scales behind them, and zeros up to a multiple of 128 bytes. An
+/// [`AllGatherGemm`](crate::AllGatherGemm) takes them so ([`TensorRef::with_scales`]). Or they become codes `[rows, k]`, and scales of their own
 /// ([`QuantizeCall::scales_to`]).
 ///
 /// | scales | of | scale | `k` is a multiple of | scale bytes |
@@ -28,7 +28,6 @@ use std::sync::Arc;
 /// | [`Scales::Block`] | 128 elements of a row | the same | 128 | `k / 32` |
 /// | [`Scales::Tensor`] | all | given | 16 | 0 |
 ///
-/// Behind the scales zeros fill the row to a multiple of 128 bytes.
 /// `most` is the largest magnitude, without NaN. A code is the element times `1 / scale` in fp32,
 /// rounded to nearest even, 448 at most. Zeros stay zeros. A NaN stays one. An infinity makes its
 /// scale infinite and all that share it NaN; with a given scale it alone becomes NaN.

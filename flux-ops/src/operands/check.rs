@@ -111,7 +111,8 @@ impl Operands<View> {
         self.check_overlap()
     }
 
-    /// Checks that scales of gathered rows lie behind them, since they travel together.
+    /// Checks that scales of gathered rows lie behind them, since they travel together, with all
+    /// that fills a row.
     fn check_scales(&self, problem: &Problem) -> Result<(), CallError> {
         let (op, [x, scale]) =
             (problem.op(), [Operand::X, Operand::ScaleX].map(|operand| self.get(operand, 0)));
@@ -121,10 +122,12 @@ impl Operands<View> {
         let found = (scale.address, scale.row_bytes());
         // A single row has no other to be apart from.
         let is_behind = place.0 == found.0 && (place.1 == found.1 || x.layout.rows == 1);
-        let has_room = x.row_bytes() >= problem.gathered_row_bytes();
+        let row_bytes = problem.gathered_row_bytes();
+        let end = x.row_bytes() * (x.layout.rows as u64).saturating_sub(1) + row_bytes;
+        let has_room =
+            x.row_bytes() >= row_bytes && x.borrowed_bytes.is_none_or(|bytes| bytes >= end);
         if travels && !(is_behind && has_room) {
-            let needed = problem.gathered_row_bytes();
-            return Err(CallError::ScalesApart { op, k: problem.k(), needed });
+            return Err(CallError::ScalesApart { op, k: problem.k(), needed: row_bytes });
         }
         Ok(())
     }
@@ -169,7 +172,7 @@ impl Operands<View> {
 mod tests {
     use super::*;
     use crate::tensor::Layout;
-    use flux_core::{DType, ElementType, WorldSize};
+    use flux_core::{DType, ElementType, Numerics, WorldSize};
     use flux_kernels::{OperandSet, WeightLayout};
 
     const HERE: Location = Location::Cuda(1);
@@ -182,6 +185,7 @@ mod tests {
             location: HERE,
             ordered_on: None,
             claimed: false,
+            borrowed_bytes: None,
         }
     }
 
@@ -223,6 +227,28 @@ mod tests {
         let of_epilogue = OperandSet::EMPTY.with(Operand::Bias, bias);
         let spec = spec(EpilogueSpec { operands: of_epilogue, ..EpilogueSpec::default() });
         operands.check(&spec, &problem(), Rank::new(1), 8, HERE)
+    }
+
+    /// Rows of 64 codes in 128 bytes: the last, too, is read as a whole.
+    #[test]
+    fn the_last_row_has_memory_for_what_is_behind_its_codes() {
+        let (numerics, world) =
+            (Numerics::e4m3(Scales::Row, DType::Bf16), WorldSize::new(2).unwrap());
+        let problem = Problem::new(OpKind::AllGatherGemm, 8, 32, 64, numerics, world).unwrap();
+        let check = |borrowed_bytes| {
+            let layout = Layout::strided(4, 64, 128);
+            let x =
+                View { layout, dtype: DType::E4m3.into(), borrowed_bytes, ..view(0x1000, 4, 64) };
+            let layout = Layout::strided(4, 1, 32);
+            let scale = View { layout, dtype: ElementType::F32, ..view(0x1040, 4, 1) };
+            let mut operands = with(Operand::X, x);
+            operands.set(Operand::ScaleX, 0, scale);
+            operands.check_scales(&problem)
+        };
+        check(None).unwrap();
+        check(Some(512)).unwrap();
+        let error = check(Some(3 * 128 + 68)).unwrap_err();
+        assert!(matches!(error, CallError::ScalesApart { k: 64, needed: 128, .. }), "{error}");
     }
 
     #[test]

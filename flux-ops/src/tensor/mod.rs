@@ -62,13 +62,17 @@ pub(crate) struct View {
     pub(crate) ordered_on: Option<usize>,
     /// Whether the location is the caller's claim alone.
     pub(crate) claimed: bool,
+    /// Bytes of the memory from the address on, where it is borrowed as a whole.
+    pub(crate) borrowed_bytes: Option<u64>,
 }
 
 impl View {
     pub(crate) fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         let RawTensor { address, dtype, location, layout, available } = raw;
         layout.check(dtype, address, available)?;
-        let view = Self { address, layout, dtype, location, ordered_on: None, claimed: true };
+        let (ordered_on, borrowed_bytes) = (None, None);
+        let view =
+            Self { address, layout, dtype, location, ordered_on, claimed: true, borrowed_bytes };
         let bytes = view.span_bytes();
         match address.checked_add(bytes) {
             Some(_) => Ok(view),
@@ -84,8 +88,9 @@ impl View {
         // Exposed: an executor makes slices from the address again.
         let (address, dtype) = (first.expose_provenance() as u64, T::TYPE);
         layout.check(dtype, address, available)?;
-        let location = Location::Host;
-        Ok(Self { address, layout, dtype, location, ordered_on: None, claimed: false })
+        let borrowed_bytes = Some((available * size_of::<T>()) as u64);
+        let (location, ordered_on) = (Location::Host, None);
+        Ok(Self { address, layout, dtype, location, ordered_on, claimed: false, borrowed_bytes })
     }
 
     fn cuda<T: TensorElement>(
@@ -99,7 +104,8 @@ impl View {
         layout.check(dtype, address, available)?;
         let location = Location::Cuda(u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX));
         let ordered_on = Some(stream.cu_stream().addr());
-        Ok(Self { address, layout, dtype, location, ordered_on, claimed: false })
+        let borrowed_bytes = Some((available * size_of::<T>()) as u64);
+        Ok(Self { address, layout, dtype, location, ordered_on, claimed: false, borrowed_bytes })
     }
 
     /// Bytes from a row to the next.
@@ -199,7 +205,7 @@ impl<'a, T: TensorElement> TensorRef<'a, T> {
 }
 
 impl<'a> TensorRef<'a, F8E4M3> {
-    /// Of rows with their scales behind them, `[rows, k + scale bytes]` as
+    /// Of rows with their scales behind them, of as many bytes as
     /// [`Problem::gathered_columns`](flux_core::Problem::gathered_columns) counts: the `k` elements
     /// of each row, and the scales. An AllGather-GEMM takes rows like this, as they travel
     /// together.
@@ -236,6 +242,7 @@ impl<'a> TensorRef<'a, F8E4M3> {
             address: view.address + k as u64,
             layout: Layout::strided(rows, count, row_stride / size_of::<f32>()),
             dtype: ElementType::F32,
+            borrowed_bytes: view.borrowed_bytes.map(|bytes| bytes.saturating_sub(k as u64)),
             ..view
         };
         let scale = TensorRef { view: scale, _used: None, memory: PhantomData };

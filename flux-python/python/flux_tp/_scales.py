@@ -1,7 +1,7 @@
 """8-bit operands and their scales, in the shapes of ``torch._scaled_mm``; and rows that are quantised.
 
-Invariant: rows that are gathered carry their scales: ``[rows, k + scale bytes]``, the codes of each row and its fp32 scales
-behind them.
+Invariant: rows that are gathered carry their scales: the codes of each row, its fp32 scales behind them, and what fills
+a multiple of 128 bytes.
 """
 
 from __future__ import annotations
