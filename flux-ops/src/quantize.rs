@@ -17,10 +17,10 @@ use std::sync::Arc;
 
 /// Makes 8-bit operands on a communicator's device.
 ///
-/// Rows `[rows, k]` of bf16 or fp16 become longer rows of E4M3: the `k` codes of each, its fp32
+/// Rows `[rows, k]` of bf16 or fp16 become longer rows of E4M3. Each has its `k` codes, its fp32
 /// scales behind them, and zeros up to a multiple of 128 bytes. An
-/// [`AllGatherGemm`](crate::AllGatherGemm) takes them so ([`TensorRef::with_scales`]). Or they become codes `[rows, k]`, and scales of their own
-/// ([`QuantizeCall::scales_to`]).
+/// [`AllGatherGemm`](crate::AllGatherGemm) takes them so ([`TensorRef::with_scales`]). Or they
+/// become codes `[rows, k]`, and scales of their own ([`QuantizeCall::scales_to`]).
 ///
 /// | scales | of | scale | `k` is a multiple of | scale bytes |
 /// |---|---|---|---|---|
