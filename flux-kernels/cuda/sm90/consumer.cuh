@@ -113,32 +113,85 @@ private:
         }
     }
 
-    // Multiplies the next stage and advances. The products of an m64 block leave the tensor cores,
-    // which keep some 13 bits of a sum, before those of the next are issued: there are registers
-    // for one. Meanwhile the other consumer's are multiplied.
-    __device__ __forceinline__ void promote_stage(Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
-        ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+    // Issues the products of a block of the next stage: sums that leave the tensor cores, which keep
+    // some 13 bits of a sum.
+    __device__ __forceinline__ void issue_promoted(u32 block, float (&sums)[kAccumulators]) const {
         const u32 m = ptx::advance_descriptor(first_m, ring.stage * C::kStageBytes);
         const u32 n = ptx::advance_descriptor(first_n, ring.stage * C::kStageBytes);
+        ptx::pin_registers(sums);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (u32 k = 0; k < C::kProducts; ++k) {
+            ptx::Wgmma<C::kWgmmaN, typename C::Operand>::template mma<OfM, OfN>(sums, ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
+                                                                                ptx::advance_descriptor(n, k * OfN::kStepBytes), k != 0);
+        }
+        ptx::wgmma_commit();
+    }
+
+    // Multiplies the next stage and advances. The products of an m64 block are added before those of
+    // the next are issued: there are registers for one. Meanwhile the other consumer's are multiplied.
+    __device__ __forceinline__ void promote_stage(Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
+        ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             float sums[kAccumulators];
-            ptx::pin_registers(sums);
-            ptx::wgmma_fence();
-#pragma unroll
-            for (u32 k = 0; k < C::kProducts; ++k) {
-                ptx::Wgmma<C::kWgmmaN, typename C::Operand>::template mma<OfM, OfN>(sums, ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
-                                                                                    ptx::advance_descriptor(n, k * OfN::kStepBytes), k != 0);
-            }
-            ptx::wgmma_commit();
-            steps.load(block);
+            issue_promoted(block, sums);
+            steps.template load<0>(block);
             ptx::pin_registers(sums);
             ptx::wgmma_wait<0>();
             ptx::pin_registers(sums);
             if (block + 1 == C::kBlocks && thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
-            steps.add(block, sums, acc[block]);
+            steps.template add<0>(block, sums, acc[block]);
         }
         ring.advance();
+    }
+
+    // Issues the products of the next stage into `Set` and advances. Returns the barrier to arrive at
+    // when they are done.
+    template <u32 Set>
+    __device__ __forceinline__ u32 issue_step(Steps& steps, float (&sums)[2][kAccumulators]) {
+        ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+        issue_promoted(0, sums[Set]);
+        steps.template load<Set>(0);
+        const u32 read = smem.empty(ring.stage);
+        ring.advance();
+        return read;
+    }
+
+    // Adds the sums of `Set` when all products but those of `Behind` steps are done.
+    template <u32 Set, u32 Behind>
+    __device__ __forceinline__ void add_step(u32 read, Steps& steps, float (&sums)[2][kAccumulators], float (&acc)[kAccumulators]) const {
+        ptx::pin_registers(sums[Set]);
+        ptx::wgmma_wait<Behind>();
+        ptx::pin_registers(sums[Set]);
+        if (thread == 0) ptx::mbarrier_arrive(read);
+        steps.template add<Set>(0, sums[Set], acc);
+    }
+
+    // Issues the next step into `Set`, then adds the sums of the step ahead.
+    template <u32 Set>
+    __device__ __forceinline__ u32 follow_step(u32 read, Steps& steps, float (&sums)[2][kAccumulators], float (&acc)[kAccumulators]) {
+        const u32 next = issue_step<Set>(steps, sums);
+        add_step<1 - Set, 1>(read, steps, sums, acc);
+        return next;
+    }
+
+    // Multiplies steps of one block, of which two are on their way at a time.
+    __device__ __forceinline__ void multiply_in_pairs(u32 k_steps, Steps& steps, float (&acc)[kAccumulators]) {
+        float sums[2][kAccumulators];
+        u32 read = issue_step<0>(steps, sums);
+        u32 step = 1;
+#pragma unroll 1
+        for (; step + 1 < k_steps; step += 2) {
+            read = follow_step<1>(read, steps, sums, acc);
+            read = follow_step<0>(read, steps, sums, acc);
+        }
+        if (step < k_steps) {
+            read = follow_step<1>(read, steps, sums, acc);
+            add_step<1, 0>(read, steps, sums, acc);
+        } else {
+            add_step<0, 0>(read, steps, sums, acc);
+        }
     }
 
     // Issues the products of the next stage and advances. Returns the barrier to arrive at when
@@ -179,6 +232,10 @@ private:
         // Gathered rows are there, and so are their scales.
         if constexpr (C::kScalesBlocks) ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
         Steps steps(p, smem, epoch, item, index, thread);
+        if constexpr (C::kStepsInFlight == 2) {
+            multiply_in_pairs(k_steps, steps, acc[0]);
+            return;
+        }
         u32 read = take_stage<true>(0, steps, acc);
         u32 step = 1;
         if constexpr (C::kSendsPartials && !C::kScalesSums && !C::kScalesBlocks) {

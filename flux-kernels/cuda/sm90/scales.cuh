@@ -65,8 +65,10 @@ __device__ __forceinline__ void scale_sums(const Params& p, const Shared<C>& sme
 template <class C>
 struct PlainSteps {
     __device__ __forceinline__ PlainSteps(const Params&, const Shared<C>&, u32, const WorkItem&, u32, u32) {}
+    template <u32 Set>
     __device__ __forceinline__ void load(u32) {}
-    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
+    template <u32 Set>
+    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) const {
 #pragma unroll
         for (u32 at = 0; at < C::kAccumulators; ++at) acc[at] += sums[at];
     }
@@ -120,24 +122,29 @@ struct StepScales {
     }
 };
 
-// Adds a block's sums with scales that come while the block is multiplied.
+// Adds a block's sums with scales that come while the block is multiplied. Steps in flight have
+// scales of their own, of set 0 or 1.
 template <class C>
 struct ScaledSteps {
     StepScales<C> scales;
-    float x[StepScales<C>::kRows], of_w[StepScales<C>::kColumns];
+    float x[C::kStepsInFlight][StepScales<C>::kRows], of_w[C::kStepsInFlight][StepScales<C>::kColumns];
 
     template <class... Args>
     __device__ __forceinline__ ScaledSteps(const Args&... args) : scales(args...) {}
 
     // By all threads, for each block of a step in turn, when its products are issued: a load that is
     // on its way holds up the issue of products.
+    template <u32 Set>
     __device__ __forceinline__ void load(u32 block) {
-        if (block == 0 || !C::kSwapAB) scales.load_rows(block, x);
-        if (block == 0) scales.load_columns(of_w);
+        if (block == 0 || !C::kSwapAB) scales.load_rows(block, x[Set]);
+        if (block == 0) scales.load_columns(of_w[Set]);
         if (block + 1 == C::kBlocks) scales.advance();
     }
 
-    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) { scales.add(x, of_w, sums, acc); }
+    template <u32 Set>
+    __device__ __forceinline__ void add(u32, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) const {
+        scales.add(x[Set], of_w[Set], sums, acc);
+    }
 };
 
 // Adds them with scales that have the time of a whole step to come. Of consumers with several
@@ -158,8 +165,10 @@ struct ScaledStepsAhead {
         load_next();
     }
 
+    template <u32>
     __device__ __forceinline__ void load(u32) {}
 
+    template <u32>
     __device__ __forceinline__ void add(u32 block, const float (&sums)[C::kAccumulators], float (&acc)[C::kAccumulators]) {
         if (block == 0) {
             take(sums[0]);

@@ -18,6 +18,8 @@ use flux_core::{Partials, Scales, TileShape};
 const CONSUMER_REGISTERS: u32 = 224;
 /// Registers of the other roles' threads.
 const PRODUCER_REGISTERS: u32 = 56;
+/// Registers of a thread for sums of a tile and of two steps.
+const MOST_PROMOTED: u32 = 192;
 /// Most columns of a consumer's m64 block beside which a kernel of sums loads ahead.
 const MOST_SUMS: u32 = 128;
 /// Most vectors of a piece that a thread adds from the ring, where its tile swaps operands.
@@ -55,6 +57,9 @@ constants! {
         /// Whether the sums of each step leave the tensor cores, which add 8-bit products with
         /// fewer bits than fp32 has.
         promotes: bool,
+        /// Steps whose promoted sums are on their way: two where registers allow. The products of one
+        /// are issued before the sums of the step ahead are added.
+        steps_in_flight: u32,
         /// Whether those of a step have scales of their own.
         scales_blocks: bool,
         /// Whether the sums of all steps have scales.
@@ -208,6 +213,7 @@ impl Variant {
             wgmma_n,
             accumulators: wgmma_n / 2,
             promotes,
+            steps_in_flight: if promotes && 3 * sums / 2 <= MOST_PROMOTED { 2 } else { 1 },
             scales_blocks: numerics.scales == Scales::Block,
             scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
             residual_loads: if sums > 256 { 4 } else { 16 },
