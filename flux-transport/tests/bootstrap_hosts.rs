@@ -233,45 +233,54 @@ fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
 
 #[test]
 fn who_held_rank_zeros_place_before_is_forgotten() {
+    // Two side by side, as each waits for seconds.
+    for secret in [true, false] {
+        std::thread::scope(|scope| {
+            for anew in [false, true] {
+                scope.spawn(move || forgets_who_was_there(secret, anew));
+            }
+        });
+    }
+}
+
+/// After a rank 0 of an earlier launch, with another secret or with the same address spelled
+/// otherwise. With `anew`, rank 0 comes then.
+fn forgets_who_was_there(secret: bool, anew: bool) {
     let (site, hosts) = (Site::new(), [0, 1, 2]);
-    // An earlier launch: another secret, or the same address spelled otherwise.
-    let with_secret = site.rank(&Told { secret: "a secret of somebody else", ..told(0, &hosts) });
     let mut set = site.variables(&told(0, &hosts));
-    set[3].1 = format!("tcp://{}:0{}", site.address.ip(), site.address.port()).into();
-    let with_name = Environment::parse(&|name| {
+    if secret {
+        set[4].1 = "a secret of somebody else".into();
+    } else {
+        set[3].1 = format!("tcp://{}:0{}", site.address.ip(), site.address.port()).into();
+    }
+    let earlier = Environment::parse(&|name| {
         set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
     })
     .unwrap();
-    for (earlier, secret) in [(with_secret, true), (with_name, false)] {
-        for anew in [false, true] {
-            std::thread::scope(|scope| {
-                let one = scope.spawn(|| {
-                    join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string()
-                });
-                // It ends while the rank goes on. Not scaled: after two seconds of it the rank
-                // would say that it has another secret.
-                let ended = join(&earlier, Instant::now() + Duration::from_secs(1))
-                    .unwrap_err()
-                    .to_string();
-                assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
-                if anew {
-                    // Rank 0 is there and rank 2 is missing; a rank that comes to both must not
-                    // report the first.
-                    let zero = join(&site.rank(&told(0, &hosts)), ample()).unwrap_err().to_string();
-                    assert!(zero.ends_with("not seen: rank 2"), "{zero}");
-                }
-                let one = one.join().unwrap();
-                assert!(
-                    if anew {
-                        one.ends_with("not seen: rank 2")
-                    } else {
-                        one.contains("not seen: rank 0; rank 0 was looked for at")
-                    },
-                    "{one}"
-                );
-            });
+    std::thread::scope(|scope| {
+        let one = scope
+            .spawn(|| join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string());
+        // It ends while the rank goes on. Not scaled: after two seconds of it the rank would say
+        // that it has another secret.
+        let ended =
+            join(&earlier, Instant::now() + Duration::from_secs(1)).unwrap_err().to_string();
+        assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
+        if anew {
+            // Rank 0 is there and rank 2 is missing; a rank that comes to both must not report the
+            // first.
+            let zero = join(&site.rank(&told(0, &hosts)), ample()).unwrap_err().to_string();
+            assert!(zero.ends_with("not seen: rank 2"), "{zero}");
         }
-    }
+        let one = one.join().unwrap();
+        assert!(
+            if anew {
+                one.ends_with("not seen: rank 2")
+            } else {
+                one.contains("not seen: rank 0; rank 0 was looked for at")
+            },
+            "{one}"
+        );
+    });
 }
 
 #[test]
