@@ -29,13 +29,14 @@ suite_tests!(on_host: sequential_integers_of_two_ranks_are_exact, sequential_cal
 
 /// Tests of other arithmetic: ranks as processes add with the same code as threads, on memory that
 /// other tests show to be shared.
-const ARITHMETIC: [&str; 12] = [
+const ARITHMETIC: [&str; 13] = [
     "f16_integers",
+    "an_integer_",
+    "gates_multiply",
+    "_stay_within",
+    "strides",
     "scaled_integers",
     "scaled_numbers",
-    "random_numbers",
-    "activations_stay",
-    "residuals_stay",
     "finished_rows",
     "weights_of_k_and_n",
     "small_shards",
