@@ -355,31 +355,23 @@ mod tests {
         assert_eq!(verify::<bf16, bf16>(&operands, rank, &y, plain(&operands)).violations, 1);
     }
 
-    /// A bias that is missing or in twice, and the result of any other activation.
+    /// A bias or a residual that is missing or too many, and the result of any other activation.
     #[test]
     fn the_output_of_another_finish_fails() {
         for (operands, rank) in cases() {
-            let added = [(false, false), (true, false), (false, true), (true, true)];
-            let of_epilogue = |(bias, residual)| {
-                let bias = OperandSet::EMPTY.with(Operand::Bias, bias);
-                bias.with(Operand::Residual, residual)
+            let own = operands.epilogue;
+            let toggled = |operand| {
+                let operands = own.operands.with(operand, !own.operands.has(operand));
+                EpilogueSpec { operands, ..own }
             };
-            let EpilogueSpec { gates, rms_norm, .. } = operands.epilogue;
-            let with = |added| {
-                Activation::ALL.map(|activation| EpilogueSpec {
-                    operands: of_epilogue(added),
-                    activation,
-                    gates,
-                    rms_norm,
-                })
-            };
-            let epilogues = added.into_iter().flat_map(with);
+            let activations = Activation::ALL.map(|activation| EpilogueSpec { activation, ..own });
+            let others = [Operand::Bias, Operand::Residual].map(toggled);
+            let others = others.into_iter().chain(activations);
+            let gates = own.gates;
             let other_gates =
                 gates.map(|layout| GateLayout::ALL.into_iter().find(|other| *other != layout));
-            let other_gates = other_gates.map(|gates| EpilogueSpec { gates, ..operands.epilogue });
-            for other in
-                epilogues.chain(other_gates).filter(|&epilogue| epilogue != operands.epilogue)
-            {
+            let other_gates = other_gates.map(|gates| EpilogueSpec { gates, ..own });
+            for other in others.chain(other_gates).filter(|&epilogue| epilogue != own) {
                 let verdict = verify::<bf16, bf16>(
                     &operands,
                     rank,

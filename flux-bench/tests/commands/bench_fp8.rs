@@ -29,8 +29,8 @@ fn measured(words: &str) -> (Output, Report) {
 }
 
 #[test]
-fn every_op_is_verified_beside_its_serial_path_with_scales_of_every_form_in_every_world() {
-    for tp in [1, 2, 4] {
+fn every_op_is_verified_beside_its_serial_path_with_scales_of_every_form() {
+    for tp in [1, 4] {
         for scales in ["tensor", "row", "block"] {
             let words =
                 format!("--tp {tp} --dtype fp8 --scales {scales} --shapes 128x512 --ms 16,37");
