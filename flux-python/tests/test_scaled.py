@@ -23,7 +23,7 @@ PLACES = [(world, transport) for transport in ("host", "auto") for world in (1, 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[1]}-{place[0]}")
 def ranks(request):
     world, transport = request.param
-    with Ranks(world, "cases_scaled", transport=transport) as ranks:
+    with Ranks(world, "cases_scaled", forked=True, transport=transport) as ranks:
         yield ranks
 
 

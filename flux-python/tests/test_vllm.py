@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, "cases_vllm cases_vllm_fp8 cases_vllm_norms", transport="host", max_m=40) as ranks:
+    with Ranks(2, "cases_vllm cases_vllm_fp8 cases_vllm_norms", forked=True, max_m=40) as ranks:
         yield ranks
 
 
