@@ -26,9 +26,9 @@ impl Variant {
         let of_op = |op| FORMS.into_iter().flat_map(move |form| Self::in_turns(op, form, target));
         let sums = of_op(OpKind::GemmReduceScatter);
         let in_f32 = sums.clone().filter(Self::is_large).enumerate().filter(|(place, variant)| {
-            // Hopper has many large tiles: every second pair, as neighbours differ in their types.
+            // Hopper has many large tiles: every fourth pair, as neighbours differ in their types.
             let has_many = target.generation == Generation::Hopper;
-            !has_many || variant.numerics.fast_accumulation || place % 4 < 2
+            !has_many || variant.numerics.fast_accumulation || place % 8 < 2
         });
         let in_f32 = in_f32.map(|(_, variant)| variant.with_partials(Partials::F32));
         let sums = sums.filter(|variant| !variant.numerics.fast_accumulation);
