@@ -187,7 +187,7 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
         let case =
             Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
-        let deadline = scaled(Duration::from_millis(500));
+        let deadline = scaled(Duration::from_millis(1500));
         let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), deadline);
         MACHINE.run(world, short, |node: &Node| {
             let op = build_case(&case, OpOptions::default(), node);

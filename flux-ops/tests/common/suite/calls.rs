@@ -165,7 +165,7 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
             let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
             let deadline =
-                scaled(Duration::from_millis(if machine == Machine::Host { 500 } else { 3000 }));
+                scaled(Duration::from_millis(if machine == Machine::Host { 800 } else { 3000 }));
             machine
                 .run(world, defaults, |node| drop(build_case(&case, OpOptions::default(), node)));
             machine.run(
