@@ -57,8 +57,8 @@ constants! {
         /// Whether the sums of each step leave the tensor cores, which add 8-bit products with
         /// fewer bits than fp32 has.
         promotes: bool,
-        /// Steps whose promoted sums are on their way: two where registers allow. The products of one
-        /// are issued before the sums of the step ahead are added.
+        /// Steps whose promoted sums are on their way: two of one block, where registers allow. The
+        /// products of one are issued before the sums of the step ahead are added.
         steps_in_flight: u32,
         /// Whether those of a step have scales of their own.
         scales_blocks: bool,
@@ -158,6 +158,8 @@ impl Variant {
         // A thread has half as many accumulators.
         let sums = blocks * wgmma_n;
         let promotes = numerics.promotes();
+        let has_registers = blocks == 1 && 3 * sums / 2 <= MOST_PROMOTED;
+        let steps_in_flight = if promotes && has_registers { 2 } else { 1 };
         let reduces = self.op.reduces();
         let can_send = tile.sends_partials_from(staging, numerics.output);
         let vectors = sums / 2 * partial / VECTOR_BYTES;
@@ -213,7 +215,7 @@ impl Variant {
             wgmma_n,
             accumulators: wgmma_n / 2,
             promotes,
-            steps_in_flight: if promotes && 3 * sums / 2 <= MOST_PROMOTED { 2 } else { 1 },
+            steps_in_flight,
             scales_blocks: numerics.scales == Scales::Block,
             scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
             residual_loads: if sums > 256 { 4 } else { 16 },
