@@ -141,6 +141,24 @@ fn kept_line(row: &LayerRow) -> String {
     )
 }
 
+/// The table line of a decode row of layers whose rows are split over the ranks, too; nothing of
+/// other phases.
+fn split_line(row: &LayerRow) -> String {
+    if row.phase != "decode" {
+        return String::new();
+    }
+    let (best, best_ms) = row.best_other().unwrap();
+    let [none, flux, split] = ["none", "flux", "flux_sp"].map(|mode| row.ms[mode]);
+    let (speed_up, hidden) = (row.speed_up("flux_sp").unwrap(), row.hidden("flux_sp").unwrap());
+    format!(
+        "| {} | {} | {} | {none:.3} | {best_ms:.3} ({best}) | {flux:.3} | {split:.3} | \
+         {speed_up:.2} | {hidden:.2} |",
+        row.model,
+        row.dtype.as_deref().unwrap_or("bf16"),
+        row.m.unwrap()
+    )
+}
+
 /// The table line of a row of Megatron-Core's steps, without the difference of losses.
 fn step_line(row: &LayerRow) -> String {
     let [theirs, flux] = ["megatron", "flux"].map(|mode| row.ms[mode]);
@@ -184,10 +202,11 @@ fn lines_of(files: &str, needs: &str, line: fn(&LayerRow) -> String) -> Vec<Stri
 
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
 /// `figures of FILE ...` have every decimal figure, `unaligned ...`, `layers of FILE`, `kept layers
-/// of FILE ...`, `steps of FILE`, `models of FILE ...` and `answers of FILE` compute it.
+/// of FILE ...`, `split layers of FILE ...`, `steps of FILE`, `models of FILE ...` and `answers of
+/// FILE` compute it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
-    let mut kinds = [0; 8];
+    let mut kinds = [0; 9];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
             if comment.starts_with("flux-bench show ") && !comment.contains(" --svg ") {
@@ -225,6 +244,11 @@ fn tables_of_documents_stand_in_the_results() {
                 let lines = lines_of(files, "flux_kept", kept_line);
                 assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
                 kinds[4] += 1;
+            } else if let Some(files) = comment.strip_prefix("split layers of ") {
+                let lines = lines_of(files, "flux_sp", split_line);
+                let lines: Vec<_> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+                assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
+                kinds[8] += 1;
             } else if let Some(file) = comment.strip_prefix("steps of ") {
                 let lines = lines_of(file, "megatron", step_line);
                 let all = table.len() == 2 + lines.len()

@@ -29,9 +29,9 @@ struct RowScales {
         }
     }
 
-    // Through L1: a cache line has the scales of many steps, and all warps ask for them. No line of a
-    // gathered row is older than the row, as none is read before its signal is acquired. Rows that do
-    // not exist have none.
+    // Through L1: a cache line has the scales of many steps, and all warps ask for them. No line of
+    // a gathered row is older than the row, as none is read before its signal is acquired. Rows
+    // that do not exist have none.
     __device__ __forceinline__ float load(u32 row) const {
         if (row >= rows) return 0.0f;
         return __uint_as_float(ptx::load_global_4(at + row * row_bytes));

@@ -128,8 +128,9 @@ private:
         ptx::wgmma_commit();
     }
 
-    // Multiplies the next stage and advances. The products of an m64 block are added before those of
-    // the next are issued: there are registers for one. Meanwhile the other consumer's are multiplied.
+    // Multiplies the next stage and advances. The products of an m64 block are added before those
+    // of the next are issued: there are registers for one. Meanwhile the other consumer's are
+    // multiplied.
     __device__ __forceinline__ void promote_stage(Steps& steps, float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
 #pragma unroll
@@ -146,8 +147,8 @@ private:
         ring.advance();
     }
 
-    // Issues the products of the next stage into `Set` and advances. Returns the barrier to arrive at
-    // when they are done.
+    // Issues the products of the next stage into `Set` and advances. Returns the barrier to arrive
+    // at when they are done.
     template <u32 Set>
     __device__ __forceinline__ u32 issue_step(Steps& steps, float (&sums)[2][kAccumulators]) {
         ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);

@@ -368,7 +368,7 @@ class FluxKept(FluxSharded):
 
 
 MODES: dict[str, Callable[[str], type[Mode]]] = {
-    # A decoded batch is small: its rows are not worth splitting.
+    # Serving engines decode with whole rows.
     "none": lambda phase: NoCollectives if phase == "decode" else NoCollectivesSharded,
     "ar": lambda phase: AllReduce,
     "one_shot": lambda phase: OneShot,
