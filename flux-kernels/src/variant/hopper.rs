@@ -18,7 +18,7 @@ use flux_core::{Partials, Scales, TileShape};
 const CONSUMER_REGISTERS: u32 = 224;
 /// Registers of the other roles' threads.
 const PRODUCER_REGISTERS: u32 = 56;
-/// Registers of a thread for sums of a tile and of two steps.
+/// Most registers of a thread for sums of a tile and of two steps; some 30 are for the rest.
 const MOST_PROMOTED: u32 = 192;
 /// Most columns of a consumer's m64 block beside which a kernel of sums loads ahead.
 const MOST_SUMS: u32 = 128;
