@@ -173,7 +173,6 @@ def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> Non
         max_model_len=4096,
         max_num_batched_tokens=8192,
         max_num_seqs=256,
-        gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
         distributed_executor_backend="mp",
         disable_log_stats=True,
