@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType, pad
 
 from . import _native
 from ._arguments import BLOCK, check_gain, lists, named
@@ -261,6 +262,7 @@ def scaled_product(
         wide = dequantised(x, scale_a, form) @ dequantised(weight, scale_b, form, True).t()
         y = (wide if bias is None else wide + bias).to(dtype)
         return y if out is None else out.copy_(y)
+    kept = {} if out is None else {"out": out}
     if form == "row":
         scale_a = scale_a.contiguous()
     elif form == "block":
@@ -272,8 +274,12 @@ def scaled_product(
         # torch takes the scales of x one column behind the other.
         if scale_a.stride() != (1, scale_a.shape[0]):
             scale_a = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t()
-        scale_b = scale_b.t()
-    return torch._scaled_mm(x, weight.t(), scale_a, scale_b, bias, out_dtype=dtype, **({} if out is None else {"out": out}))
+        # cuBLAS reads rows of a multiple of four scales of the weight. With others `torch._scaled_mm` is wrong.
+        if more := -scale_b.shape[1] % 4:
+            scale_b = pad(scale_b, (0, more))
+        forms = [ScalingType.BlockWise1x128.value], [ScalingType.BlockWise128x128.value]
+        return torch._scaled_mm_v2(x, weight.t(), [scale_a], forms[0], [], [scale_b.t()], forms[1], [], bias, dtype, **kept)
+    return torch._scaled_mm(x, weight.t(), scale_a, scale_b, bias, out_dtype=dtype, **kept)
 
 
 def scale_of(most: Tensor) -> Tensor:
