@@ -14,6 +14,8 @@ fn every_rank_reads_what_every_other_wrote() {
             exchange_blocks(&this);
             assert_fresh(&this, epoch);
             this.comm.status().unwrap();
+            // No rank leaves while another still looks at the workspace by a call.
+            this.comm.barrier().unwrap();
         });
     }
 }
