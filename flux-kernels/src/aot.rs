@@ -40,30 +40,34 @@ impl Selection {
     }
 }
 
-/// Compiles variants and the harness for an architecture into `folder`, on as many threads as there
-/// are cores, and returns their resources, variants first. PTX is of the sources that need no older
-/// one.
-///
-/// # Errors
-/// The first [`AheadError`] in that order; the others are compiled all the same.
-pub fn compile_ahead(
-    arch: Arch,
-    variants: &[Variant],
-    folder: &Path,
-) -> Result<Vec<Report>, AheadError> {
+/// What is compiled ahead of time for an architecture: the variants, then the kernels beside them.
+/// PTX is of the sources that need no older one.
+pub fn sources_ahead(arch: Arch, variants: &[Variant]) -> Vec<Source> {
     // Links are measured by Hopper's bulk copies.
     let links = (arch == Arch::Sm90a).then(Source::links);
     let quantize = KernelTarget::of_arch(arch).quantizes().then(Source::quantize);
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
     let others = others.into_iter().chain(links).chain(quantize);
-    let sources: Vec<_> = variants
+    variants
         .iter()
         .map(Variant::source)
         .chain(others)
         .filter(|source| !arch.is_ptx() || source.ptx == arch)
-        .collect();
+        .collect()
+}
+
+/// Compiles sources for an architecture into `folder`, on as many threads as there are cores, and
+/// returns their resources.
+///
+/// # Errors
+/// The first [`AheadError`] in their order; the others are compiled all the same.
+pub fn compile_ahead(
+    arch: Arch,
+    sources: &[Source],
+    folder: &Path,
+) -> Result<Vec<Report>, AheadError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    on_threads(&sources, threads, 0, |source| {
+    on_threads(sources, threads, 0, |source| {
         Cubins::compile_ahead(&KernelSource::ours(source, arch), folder).map(|(_, report)| report)
     })
     .into_iter()

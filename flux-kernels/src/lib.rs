@@ -24,8 +24,8 @@ mod variant;
 mod weights;
 
 pub use abi::{ItemStamps, Stamps, WorkerStamps};
-pub use aot::{Selection, compile_ahead};
-pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins};
+pub use aot::{Selection, compile_ahead, sources_ahead};
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins, image_key};
 pub use device::{KernelTarget, NoKernel};
 pub use element::{Element, TensorElement};
 pub use epilogue::{Activation, GatedNames, NoSuchActivation};

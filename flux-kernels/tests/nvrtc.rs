@@ -57,6 +57,13 @@ fn the_same_source_gives_the_same_image() {
 }
 
 #[test]
+fn the_release_begins_with_the_version() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let (release, version) = (nvrtc.release().unwrap(), nvrtc.version());
+    assert!(release.starts_with(&format!("{version}.")), "{release}");
+}
+
+#[test]
 fn spills_are_found() {
     let Some(nvrtc) = nvrtc() else { return };
     let text = "extern \"C\" __global__ void __launch_bounds__(1024, 2) f(float* p, int n) {\n\

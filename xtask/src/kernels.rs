@@ -3,7 +3,7 @@
 //!
 //! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
 
-use crate::cargo::{build, check, remove, target_folder};
+use crate::cargo::{build, check, commit, remove, root, target_folder};
 use anyhow::{Context, ensure};
 use std::ffi::OsStr;
 use std::fs;
@@ -55,6 +55,19 @@ pub(crate) fn compile(
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
     words.extend(selection.options(archs, only).into_iter().map(OsStr::new));
+    with_nvrtc(&target, &words)
+}
+
+/// Compares the table of kernel images with the sources, or rewrites it.
+pub(crate) fn images(record: bool) -> anyhow::Result<()> {
+    let (target, table, seed) =
+        (target_folder()?, root().join("flux-kernels/images.csv"), commit());
+    let out = target.join("cubins");
+    let mut words: Vec<&OsStr> =
+        vec!["images".as_ref(), table.as_ref(), "--out".as_ref(), out.as_ref()];
+    // Every commit takes another sample.
+    let options: &[&str] = if record { &["--record"] } else { &["--sample", &seed] };
+    words.extend(options.iter().map(OsStr::new));
     with_nvrtc(&target, &words)
 }
 

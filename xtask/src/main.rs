@@ -74,6 +74,13 @@ enum Task {
         #[arg(long, value_name = "TEXT")]
         only: Vec<String>,
     },
+    /// Compare `flux-kernels/images.csv`, a table of kernels' registers, with the sources; compiles
+    /// the kernels without a row of their sources, and few others
+    Images {
+        /// Write the table instead: compile what has changed, and print whose registers have
+        #[arg(long)]
+        record: bool,
+    },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist {
         /// Every kernel, for hosts without NVRTC; else those that measured and common plans take,
@@ -129,6 +136,7 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
             if cover { Selection::Cover } else { Selection::Every },
             &only.iter().map(String::as_str).collect::<Vec<_>>(),
         ),
+        Task::Images { record } => kernels::images(record),
         Task::Dist { all, list } => {
             let selection = if all { Selection::Every } else { Selection::Shipped };
             if list { dist::list(selection) } else { dist::build(selection).map(drop) }

@@ -50,11 +50,16 @@ impl Key {
             write!(file, "-nvrtc{version}-{:08x}", version.build)
                 .expect("a string can always be written to");
         }
-        file.push('-');
-        for byte in &self.0[..8] {
-            write!(file, "{byte:02x}").expect("a string can always be written to");
-        }
-        file + ".cubin"
+        format!("{file}-{}.cubin", self.digits())
+    }
+
+    /// Its first 16 hexadecimal digits, which name a file.
+    pub(super) fn digits(&self) -> String {
+        use std::fmt::Write;
+        self.0[..8].iter().fold(String::new(), |mut digits, byte| {
+            write!(digits, "{byte:02x}").expect("a string can always be written to");
+            digits
+        })
     }
 }
 

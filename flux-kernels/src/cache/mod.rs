@@ -162,6 +162,12 @@ pub fn cubins(
     on_threads(sources, threads, first, |source| cubin(source, arch))
 }
 
+/// The key of a source's image: 16 hexadecimal digits of a hash of its name, text, headers, options
+/// and architecture. It does not depend on the machine or the compiler.
+pub fn image_key(source: &KernelSource<'_>) -> String {
+    Key::of(source).digits()
+}
+
 /// Why a cubin was not compiled ahead of time.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

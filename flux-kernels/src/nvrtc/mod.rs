@@ -155,6 +155,21 @@ impl Nvrtc {
         self.0.version
     }
 
+    /// The library's release, as in `13.0.88`: several have one [`Self::version`]. It is what PTX
+    /// names as its compiler.
+    ///
+    /// # Errors
+    /// As [`Self::compile`]; [`CompileError::Image`] when PTX names no release.
+    pub fn release(&self) -> Result<String, CompileError> {
+        let (name, arch) = ("empty", Arch::Compute80);
+        let empty = KernelSource { name, text: "", headers: &[], options: &[], arch };
+        let ptx = self.compile(&empty)?.cubin;
+        release(&String::from_utf8_lossy(&ptx)).map(str::to_owned).ok_or_else(|| {
+            let reason = "its PTX does not name the compiler's release".to_owned();
+            CompileError::Image { name: name.to_owned(), reason }
+        })
+    }
+
     /// Compiles a translation unit.
     ///
     /// # Errors
@@ -193,6 +208,12 @@ impl Nvrtc {
             .map_err(|error| CompileError::Image { name: name(), reason: error.to_string() })?;
         Ok(Compiled { cubin, log, report })
     }
+}
+
+/// The compiler's release in a line of PTX: `// Cuda compilation tools, release 13.0, V13.0.88`.
+fn release(ptx: &str) -> Option<&str> {
+    let mut lines = ptx.lines().filter(|line| line.contains("Cuda compilation tools"));
+    lines.next()?.rsplit_once(", V").map(|(_, release)| release.trim())
 }
 
 /// Compiles with the library of this process; see [`Nvrtc::get`].

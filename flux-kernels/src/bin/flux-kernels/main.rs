@@ -6,8 +6,11 @@
 //!
 //! `flux-kernels list` prints their names, and `flux-kernels nvrtc` the compiler.
 //!
+//! `flux-kernels images TABLE --out DIR --sample SEED` compares a table of images with the sources,
+//! and `--record` rewrites it.
+//!
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
-//! `wgmma`; 3 without NVRTC.
+//! `wgmma`, or when the table is not of the sources; 3 without NVRTC.
 
 #![allow(
     clippy::print_stdout,
@@ -15,8 +18,11 @@
     reason = "a command line program answers there"
 )]
 
+mod images;
+
 use flux_kernels::nvrtc::{Arch, CompileError, Nvrtc};
-use flux_kernels::{AheadError, Report, Selection, Variant, compile_ahead};
+use flux_kernels::{AheadError, Report, Selection, Source, Variant, compile_ahead, sources_ahead};
+use images::{Image, Table, Wrong};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -31,6 +37,12 @@ fn main() -> ExitCode {
             Ok(selected) => return compile(&selected, Path::new(folder)),
             Err(why) => eprintln!("error: {why}"),
         },
+        ["images", table, "--out", folder, "--sample", seed] => {
+            return images(|compiler| check(Path::new(table), Path::new(folder), seed, compiler));
+        }
+        ["images", table, "--out", folder, "--record"] => {
+            return images(|compiler| record(Path::new(table), Path::new(folder), compiler));
+        }
         ["list", options @ ..] => match selected(options) {
             Ok(selected) => return list(&selected),
             Err(why) => eprintln!("error: {why}"),
@@ -39,7 +51,8 @@ fn main() -> ExitCode {
     }
     eprintln!(
         "usage: flux-kernels compile --out DIR [--shipped | --cover] [--only TEXT]... \
-         [--arch ARCH]..., flux-kernels list [with the same options], or flux-kernels nvrtc"
+         [--arch ARCH]..., flux-kernels list [with the same options], flux-kernels images TABLE \
+         --out DIR --sample SEED | --record, or flux-kernels nvrtc"
     );
     ExitCode::FAILURE
 }
@@ -120,7 +133,7 @@ fn compile(selected: &[(Arch, Vec<Variant>)], folder: &Path) -> ExitCode {
     }
     let (mut count, mut defects) = (0, Vec::new());
     for &(arch, ref variants) in selected {
-        let reports = match compile_ahead(arch, variants, folder) {
+        let reports = match compile_ahead(arch, &sources_ahead(arch, variants), folder) {
             Ok(reports) => reports,
             Err(error) => {
                 eprintln!("error: {}: {error}", arch.name());
@@ -153,6 +166,69 @@ fn compile(selected: &[(Arch, Vec<Variant>)], folder: &Path) -> ExitCode {
         );
     }
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Does `work` on the table of images with the compiler, whose release it takes, and says what is
+/// wrong.
+fn images(work: impl FnOnce(&str) -> Result<Wrong, String>) -> ExitCode {
+    let nvrtc = match Nvrtc::get() {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(NO_NVRTC);
+        }
+    };
+    let release = nvrtc.release().map_err(|error| error.to_string());
+    let Wrong { defects, rows } = match release.and_then(|release| work(&release)) {
+        Ok(wrong) => wrong,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for line in defects.iter().chain(&rows) {
+        eprintln!("error: {line}");
+    }
+    if !rows.is_empty() {
+        eprintln!("`cargo xtask images --record` writes the rows of these sources");
+    }
+    if defects.is_empty() && rows.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn check(table: &Path, folder: &Path, seed: &str, release: &str) -> Result<Wrong, String> {
+    let text = std::fs::read_to_string(table)
+        .map_err(|error| format!("{} cannot be read: {error}", table.display()))?;
+    let parsed = parse(&text, table)?;
+    images::check(&parsed, &Image::all(), release, seed, |images| compiled(images, folder))
+}
+
+fn record(table: &Path, folder: &Path, release: &str) -> Result<Wrong, String> {
+    let old = match std::fs::read_to_string(table) {
+        Ok(text) => parse(&text, table)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Table::default(),
+        Err(error) => return Err(format!("{} cannot be read: {error}", table.display())),
+    };
+    let (new, wrong) =
+        images::record(&old, &Image::all(), release, |images| compiled(images, folder))?;
+    flux_files::write(table, new.to_string().as_bytes())
+        .map_err(|error| format!("{} cannot be written: {error}", table.display()))?;
+    Ok(wrong)
+}
+
+fn parse(text: &str, table: &Path) -> Result<Table, String> {
+    Table::parse(text).map_err(|why| format!("{}: {why}", table.display()))
+}
+
+/// The resources of images, of those of one architecture after the other.
+fn compiled(images: &[Image], folder: &Path) -> Result<Vec<Report>, String> {
+    let mut reports = Vec::new();
+    for of_arch in images.chunk_by(|a, b| a.arch == b.arch) {
+        let arch = of_arch[0].arch;
+        let sources: Vec<Source> = of_arch.iter().map(|image| image.source.clone()).collect();
+        let compiled = compile_ahead(arch, &sources, folder);
+        reports.extend(compiled.map_err(|error| format!("{}: {error}", arch.name()))?);
+    }
+    Ok(reports)
 }
 
 /// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
