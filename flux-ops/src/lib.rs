@@ -107,7 +107,7 @@ pub use op::{
 };
 pub use operands::Operands;
 pub use operands::QuantizeOperands;
-pub use planning::{explain_plan_table, ranked_plans};
+pub use planning::{explain_plan_table, modelled_ns, ranked_plans};
 pub use quantize::{QuantizeCall, Quantizer};
 pub use spec::{EpilogueSpec, Epsilon, LaunchOptions, NormSpec, OpSpec};
 pub use table_file::TableFileError;

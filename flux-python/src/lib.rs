@@ -25,7 +25,7 @@ mod _native {
     use flux_ops::binding::NamedActivation;
     use flux_ops::{
         DType, ElementType, EpilogueSpec, Extent, GateLayout, Location, MAX_WEIGHTS, NormSpec,
-        Numerics, Operand, Partials, Scales, WeightLayout,
+        Numerics, Operand, Partials, Problem, Scales, WeightLayout,
     };
     use flux_transport::{Communicator, Options, Rank, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -228,6 +228,26 @@ mod _native {
             let operands = names.iter().map(|name| named(name)).collect::<Result<_, Error>>()?;
             spec.epilogue = EpilogueSpec { operands, activation, gates, rms_norm };
             Ok(member.ops.op(&spec, None, Stream::Host)?.prepare(&rows)?)
+        })
+    }
+
+    /// Modelled time in ns of an op's call. The extents are `m`, `n` and `k` of all ranks; of a
+    /// gathering op with `alone` those of this rank's GEMM.
+    #[pyfunction]
+    fn modelled_ns(
+        py: Python<'_>,
+        comm: u64,
+        kind: &str,
+        extents: (usize, usize, usize),
+        operand: &str,
+        alone: bool,
+    ) -> PyResult<f64> {
+        with(py, comm, |member| {
+            let (op, (m, n, k)) = (Kind::named(kind)?.op(), extents);
+            let world = if alone { WorldSize::ONE } else { member.comm.world_size() };
+            let problem = Problem::new(op, m, n, k, dtype(operand)?, world)
+                .map_err(|error| Error::operand(error.to_string()))?;
+            Ok(flux_ops::modelled_ns(&member.comm, &problem))
         })
     }
 

@@ -81,8 +81,8 @@ def meshes():
     return {tp: init_device_mesh(place().type, (world // tp, tp), mesh_dim_names=("dp", "tp")) for tp in (1, 2, 4)}
 
 
-def split(name, tp, mode="training", sizes=None):
-    return flux_tp.parallelize(made(name, sizes), meshes()[tp]["tp"], mode, verbose=False, max_m=64)
+def split(name, tp, mode="training", sizes=None, **options):
+    return flux_tp.parallelize(made(name, sizes), meshes()[tp]["tp"], mode, verbose=False, max_m=64, **options)
 
 
 def batch(step, tokens=16):
@@ -158,9 +158,9 @@ def gpt_neox_learns_alike(comm):
 
 def inference_is_alike(comm):
     """Logits of a prefill of any length and of tokens behind it are those of one process."""
-    for name, degrees in (("llama", (1, 2, 4)), ("qwen2", (2,)), ("gpt_neox", (4,))):
+    for name, degrees, rows in (("llama", (1, 2, 4), None), ("qwen2", (2,), 64), ("gpt_neox", (4,), None), ("qwen2", (4,), 1), ("qwen3", (2,), 2)):
         for tp in degrees:
-            models = split(name, tp, "inference"), made(name), made(name).float()
+            models = split(name, tp, "inference", split_rows=rows), made(name), made(name).float()
             caches = [DynamicCache() for _ in models]
             for ids in (batch(0, 13), batch(1, 1), batch(2, 1)):
                 with torch.no_grad():
@@ -171,23 +171,47 @@ def inference_is_alike(comm):
 def inference_adds_residuals_and_normalises_in_its_ops(comm):
     """Of all norms of hidden states the first is computed apart; one that was given others computes its own."""
     ids = batch(0, 5)
-    for name in ("llama", "mistral", "qwen2"):
-        model = split(name, 4, "inference").eval()
+    for name, rows in (("llama", 11), ("mistral", 11), ("qwen2", 11), ("llama", 10)):
+        model = split(name, 4, "inference", split_rows=rows).eval()
         with torch.no_grad(), mock.patch.object(torch, "rsqrt", wraps=torch.rsqrt) as norms:
             model(input_ids=ids)
             assert norms.call_count == 1, (name, norms.call_count)
+            # Of ten tokens the first two of four ranks have three.
+            assert norms.call_args.args[0].numel() == (10 if rows > 10 else 3 - (comm.rank > 1)), (rows, norms.call_args)
     norm, other = model.model.norm, torch.randn(1, 5, 64).to(place(), BF16)
     norm.given = torch.zeros_like(other), torch.zeros_like(other)
     with torch.no_grad():
         assert torch.equal(norm(other), made(name).model.norm(other)) and norm.given is None
 
 
+def rows_are_split_without_gradients_and_hidden_states(comm):
+    """What a caller asks for has all tokens, and a model that the cost model has split says so."""
+    ids, (one, two) = batch(0, 5), (split("llama", 2, "inference", split_rows=rows).eval() for rows in (1, 64))
+    with mock.patch.object(_modules, "matmul_reduce_scatter", wraps=_modules.matmul_reduce_scatter) as split_calls:
+        found, expected = (of(input_ids=ids).logits for of in (one, two))
+        assert torch.equal(found, expected) and found.requires_grad and not split_calls.called
+        with torch.no_grad():
+            found, expected = (of(input_ids=ids, output_hidden_states=True) for of in (one, two))
+            assert not split_calls.called and len(found.hidden_states) == 3
+            assert all(torch.equal(*states) for states in zip(found.hidden_states, expected.hidden_states, strict=True))
+            one(input_ids=ids)
+            assert split_calls.call_count == 4
+    out = io.StringIO()
+    sizes = MODELS["llama"][2] | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 1, "vocab_size": 32}
+    with redirect_stdout(out):
+        model = flux_tp.parallelize(made("llama", sizes), meshes()[2]["tp"], "inference", max_m=1024)
+    least, _ = model.model.layers[0].splits
+    assert 1 < least <= 1024 and (comm.rank or f"from {least} rows on" in out.getvalue()), (least, out.getvalue())
+    raises(flux_tp.OperandError, lambda: split("llama", 2, split_rows=1), "split_rows = 1", "'training'")
+    raises(flux_tp.OperandError, lambda: split("llama", 2, "inference", split_rows=0), "split_rows = 0")
+
+
 def inference_in_8_bits(comm):
     """Layers in 8 bits with parameters that are DTensors: scales of a row are those of its whole, and heads may be shared."""
     ids = batch(0, 5)
     sizes = MODELS["qwen2"][2] | {"hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128, "num_key_value_heads": 2, "intermediate_size": 512}
-    for form in ("row", "block"):
-        models = [split("qwen2", 4, "inference", sizes).eval() for _ in range(2)]
+    for form, rows in (("row", 64), ("block", 64), ("row", 1), ("block", 1)):
+        models = [split("qwen2", 4, "inference", sizes, split_rows=rows).eval() for _ in range(2)]
         flux_tp.quantize(models[1], form, keep=lambda name, _: name == "lm_head")
         attention = models[1].model.layers[0].self_attn
         assert attention.k_proj.weight.dtype == torch.float8_e4m3fn and models[1].lm_head.weight.dtype == BF16
@@ -318,16 +342,16 @@ def compiled_models(comm):
         # Two ranks have a mesh of their own, and tracing takes the others' time.
         return
     sizes = MODELS["qwen3"][2] | {"num_hidden_layers": 1}
-    for mode in ("training", "inference"):
+    for mode, rows, forms in (("training", None, []), ("inference", 64, [None, "row"]), ("inference", 1, [None, "row"])):
         torch._dynamo.reset()
-        model, ids = split("qwen3", 2, mode, sizes), batch(0)
+        model, ids = split("qwen3", 2, mode, sizes, split_rows=rows), batch(0)
         compiled = torch.compile(model, fullgraph=True, backend="inductor" if place().type == "cuda" else "aot_eager")
-        if mode == "inference":
-            for form in (None, "row"):
-                if form:
-                    flux_tp.quantize(model, form)
-                with torch.no_grad():
-                    assert torch.equal(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+        for form in forms:
+            if form:
+                flux_tp.quantize(model, form)
+            with torch.no_grad():
+                assert torch.equal(compiled(input_ids=ids).logits, model(input_ids=ids).logits)
+        if forms:
             continue
         found = []
         for of in (model, compiled):

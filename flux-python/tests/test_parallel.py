@@ -17,6 +17,7 @@ CASES = [
     "inference_is_alike",
     "inference_adds_residuals_and_normalises_in_its_ops",
     "inference_in_8_bits",
+    "rows_are_split_without_gradients_and_hidden_states",
     "inference_has_gradients",
     "checkpoints_load_at_other_degrees",
     "fully_sharded_on_the_other_dimension",

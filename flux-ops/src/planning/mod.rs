@@ -15,7 +15,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
 use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
-use flux_core::{Numerics, Problem, SumsTo};
+use flux_core::{Nodes, Numerics, Problem, SumsTo};
 use flux_cuda::{ComputeCapability, DeviceInfo};
 use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
@@ -62,6 +62,20 @@ pub(crate) fn generation(compute: Option<ComputeCapability>) -> Generation {
 /// The legal plans of `problem` on `comm`, the fastest by the cost model first.
 pub fn ranked_plans(comm: &Communicator, problem: &Problem) -> Vec<Plan> {
     Plan::ranked(problem, &whole_target(comm))
+}
+
+/// Modelled time in ns of a call of the fastest legal plan of `problem` on `comm`, infinite where
+/// none is legal. A problem of one rank is its GEMM alone.
+pub fn modelled_ns(comm: &Communicator, problem: &Problem) -> f64 {
+    let whole = whole_target(comm);
+    let nodes = if problem.world() == comm.world_size() {
+        whole.nodes
+    } else {
+        Nodes::apart(problem.world())
+    };
+    let target = Target { nodes, ..whole };
+    let fastest = Plan::ranked(problem, &target).into_iter().next();
+    fastest.map_or(f64::INFINITY, |plan| plan.cost_ns(problem, &target))
 }
 
 fn links(capabilities: &Capabilities) -> Links {

@@ -37,7 +37,7 @@ PROMPT = 128
 """Tokens of a prompt."""
 RATE = 1e-4
 """AdamW's learning rate."""
-TOLERANCES = {"steps": 2.0**-7, "generate": 2.0**-4}
+TOLERANCES = {"steps": 2.0**-7, "prefill": 2.0**-4, "generate": 2.0**-4}
 """Largest relative differences: of two losses, a unit in the last place of bf16; of logits, which have some 60 roundings
 of 2^-9 behind them on both sides."""
 LEAST_LOSS = 2.0**-5
@@ -64,8 +64,8 @@ MODES = {
 
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
-    most = {"steps": 1, "generate": PROMPT}
-    ranks = Ranks(options.transport, max(most[phase] * max(options.rows(phase)) for phase in options.phases))
+    tokens = {"generate": PROMPT}
+    ranks = Ranks(options.transport, max(tokens.get(phase, 1) * max(options.rows(phase)) for phase in options.phases))
     mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("tp",))
     own = {"layers": options.layers, "prompt": PROMPT, "tolerances": TOLERANCES, "transformers": transformers}
     record = Record(ranks, "models", options, own) if ranks.rank == 0 else None
@@ -85,10 +85,10 @@ def run(options: Options) -> None:
 
 
 def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str, count: int) -> dict[str, Any]:
-    """``count``: tokens of a step, or prompts."""
+    """``count``: tokens of a step or of a prompt, or prompts."""
     # Of another number of rows, which would be compiled as one of any.
     torch._dynamo.reset()
-    made: dict[str, _Training | _Decoding] = {}
+    made: dict[str, _Training | _Prefill | _Decoding] = {}
     calls: dict[str, Callable[[], object]] = {}
     why: dict[str, str] = {}
     for label in options.modes:
@@ -96,7 +96,7 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
         mode, found = MODES[label], []
         reason = _why_not(ranks, mode, phase)
         if reason is None:
-            kind = _Training if phase == "steps" else _Decoding
+            kind = _KINDS[phase]
             reason = attempt(ranks, lambda: found.append(kind(ranks, mesh, mode, options, name, count)))
             reason = reason or attempt(ranks, lambda: [found[0].step() for _ in range(2)])
             # Into a graph, on GPUs: its own call is another one.
@@ -114,7 +114,7 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
     return {
         "model": name,
         "phase": phase,
-        **({"m": count} if phase == "steps" else {"batch": count}),
+        **({"batch": count} if phase == "generate" else {"m": count}),
         "tp": ranks.world,
         "transport": ranks.comm.transport,
         "layers": options.layers,
@@ -128,8 +128,8 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
 
 
 def _why_not(ranks: Ranks, mode: _Mode, phase: str) -> str | None:
-    if mode.overlapped and phase == "generate":
-        return "rows of a decoded token are whole on every rank: there are no collectives that async-TP overlaps"
+    if mode.overlapped and phase != "steps":
+        return "rows are whole on every rank in inference: there are no collectives that async-TP overlaps"
     return ranks.why_no_symmetric_memory() if mode.overlapped else None
 
 
@@ -186,6 +186,27 @@ class _Training:
 
     def results(self) -> list[float]:
         return [loss.item() for loss in self.losses]
+
+
+class _Prefill:
+    """A model that reads one prompt, without a cache."""
+
+    def __init__(self, ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, m: int) -> None:
+        self.model = _split(ranks, mesh, mode, options, name, "inference", m).eval().requires_grad_(False)
+        _compile(self.model, mode)
+        torch.manual_seed(1)
+        self.ids = torch.randint(self.model.config.vocab_size, (1, m)).to(ranks.device)
+
+    @torch.inference_mode()
+    def step(self) -> Tensor:
+        """The logits of the token behind the prompt."""
+        return self.model(input_ids=self.ids, use_cache=False, logits_to_keep=1).logits
+
+    def call(self) -> Callable[[], object]:
+        return self.step
+
+    def results(self) -> list[Tensor]:
+        return [self.step().float()]
 
 
 class _Decoding:
@@ -246,5 +267,6 @@ def _of_logits(ones: list[Tensor], others: list[Tensor]) -> float:
     return torch.stack(found).nan_to_num(nan=float("inf")).max().item()
 
 
-_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {"steps": partial(difference, least=LEAST_LOSS), "generate": _of_logits}
+_KINDS = {"steps": _Training, "prefill": _Prefill, "generate": _Decoding}
+_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {"steps": partial(difference, least=LEAST_LOSS), "prefill": _of_logits, "generate": _of_logits}
 """How far the results of a mode are from those of the first."""

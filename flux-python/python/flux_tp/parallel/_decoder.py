@@ -1,7 +1,7 @@
 """Decoder layers whose row-parallel ops add the residual and normalise, for inference.
 
-Invariant: hidden states between layers are those of the unchanged model; a norm computes anew what it was not given for them.
-Between layers in 8 bits it is given as their operands.
+Invariant: hidden states between layers are those of the unchanged model, or in calls of many rows this rank's part of them;
+a norm computes anew what it was not given for them. Between layers in 8 bits it is given as their operands.
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ._modules import ColwiseLinear, QuantizedRows, RowwiseLinear
+from .. import _native
+from .._arguments import dtype_name
+from .._comm import Communicator
+from .._rows import all_reduce
+from ._mesh import local
+from ._modules import ColwiseLinear, OwnRows, QuantizedRows, RowwiseLinear
 
-__all__ = ["fuse_residuals", "is_known"]
+__all__ = ["fuse_residuals", "is_known", "least_rows", "split_rows"]
 
 _FAMILIES = [f"transformers.models.{name}" for name in ("llama", "mistral", "qwen2", "qwen3")]
 
@@ -46,23 +52,74 @@ def fuse_residuals(layers: Sequence[nn.Module], final_norm: nn.Module) -> list[n
     return rows
 
 
+def least_rows(layer: nn.Module, comm: Communicator) -> int:
+    """From how many rows of a call a known layer is faster with its rows split over the ranks, by the cost model; a power of two.
+
+    More than ``comm.max_m`` where it never is. The same on every rank.
+    """
+    weight = local(layer.mlp.down_proj.weight)
+    world, hidden = comm.world_size, weight.shape[0]
+    # Under autocast weights may be wider than what is multiplied.
+    dtype = dtype_name(weight.dtype if weight.dtype.itemsize == 2 else torch.bfloat16)
+    columns = [
+        sum(child.own()[0].shape[0] for child in of.children() if isinstance(child, ColwiseLinear)) for of in (layer.self_attn, layer.mlp)
+    ]
+    inner = [world * local(row.weight).shape[1] for row in (layer.self_attn.o_proj, layer.mlp.down_proj)]
+
+    def is_faster(m: int) -> bool:
+        of = lambda op, n, k, alone=False: _native.modelled_ns(comm.id, op, (m, n, k), dtype, alone)
+        split = sum(of("all_gather_matmul", world * n, hidden) for n in columns) + sum(of("matmul_reduce_scatter", hidden, k) for k in inner)
+        whole = sum(of("all_gather_matmul", n, hidden, True) for n in columns) + sum(of("matmul_all_reduce", hidden, k) for k in inner)
+        return split < whole
+
+    # The gain grows with the rows.
+    least, most = 0, comm.max_m.bit_length()
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if is_faster(1 << middle) else (middle + 1, most)
+    device = "cpu" if comm.device is None else f"cuda:{comm.device}"
+    return int(all_reduce(torch.tensor([1 << least], device=device), "max", comm)) if world > 1 else 1 << least
+
+
+def split_rows(stack: nn.Module, layers: Sequence[nn.Module], final_norm: nn.Module, comm: Communicator, least: int) -> None:
+    """Has the ranks split the rows of hidden states between known layers, all of ``stack``, in calls of ``least`` rows or more."""
+
+    def decide(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # A caller that asks for hidden states gets those of all ranks, and collectives on rows have no gradients.
+        asked = named.get("output_hidden_states", getattr(stack.config, "output_hidden_states", False))
+        layers[0].splits = None if asked or torch.is_grad_enabled() else (least, comm)
+
+    stack.register_forward_pre_hook(decide, with_kwargs=True)
+    # It follows no op, and takes a rank's own rows.
+    first = layers[0].input_layernorm
+    first.__class__ = _taking(type(first))
+    layers[0].splits, final_norm.joins = (least, comm), comm
+
+
 @cache
 def _taking(kind: type) -> type:
     """A norm that takes what the op before has computed."""
 
-    def forward(self: nn.Module, x: Tensor) -> Tensor | QuantizedRows:
+    def forward(self: nn.Module, x: Tensor | OwnRows) -> Tensor | QuantizedRows | OwnRows:
         given, self.given = self.given, None
-        return given[1] if given is not None and given[0] is x else kind.forward(self, x)
+        rows = x.rows if isinstance(x, OwnRows) else x
+        normed = given[1] if given is not None and given[0] is rows else kind.forward(self, rows)
+        if not isinstance(x, OwnRows):
+            return normed
+        own = OwnRows(normed, x.shape)
+        return own if self.joins is None else own.whole(self.joins)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "given": None, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"forward": forward, "given": None, "joins": None, "__module__": kind.__module__})
 
 
 @cache
 def _adding(kind: type) -> type:
     """A decoder layer whose row-parallel ops add the residual."""
 
-    def forward(self: nn.Module, hidden_states: Tensor, **named: Any) -> Tensor:
+    def forward(self: nn.Module, hidden_states: Tensor | OwnRows, **named: Any) -> Tensor | OwnRows:
         attended: RowwiseLinear = self.self_attn.o_proj
+        if self.splits is not None and hidden_states.shape[:-1].numel() >= self.splits[0]:
+            hidden_states = OwnRows.of(hidden_states, self.splits[1])
         try:
             attended.residual = hidden_states
             y = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)[0]
@@ -73,4 +130,4 @@ def _adding(kind: type) -> type:
             attended.residual = self.mlp.down_proj.residual = self.post_attention_layernorm.given = None
             raise
 
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"forward": forward, "splits": None, "__module__": kind.__module__})

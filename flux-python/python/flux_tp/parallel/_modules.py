@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .._comm import Communicator
 from .._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
-from .._rows import all_reduce
+from .._rows import Rows, all_reduce
 from .._scales import Quantisable, check_groups, quantize_rows, quantized_weight, scaled_product
 from .._torch import copied_input_linear
 from ..errors import OperandError
 from ._mesh import arrange, local, present, summed
 
-__all__ = ["ColwiseLinear", "Gathered", "Layout", "QuantizedRows", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
+__all__ = ["ColwiseLinear", "Gathered", "Layout", "OwnRows", "QuantizedRows", "RowwiseLinear", "VocabularyEmbedding", "gathered", "replicated"]
 
 
 class Layout(NamedTuple):
@@ -53,6 +53,25 @@ class QuantizedRows(NamedTuple):
 
     codes: Tensor
     scale: Tensor
+
+
+class OwnRows(NamedTuple):
+    """This rank's rows of hidden states, as ``torch.tensor_split`` cuts the tokens of all sequences."""
+
+    rows: Tensor | QuantizedRows
+    shape: torch.Size
+    """That of the hidden states of all ranks."""
+
+    @classmethod
+    def of(cls, x: Tensor, comm: Communicator) -> OwnRows:
+        """Those of a tensor that every rank has whole."""
+        rows = x.flatten(0, -2)
+        each, more = divmod(rows.shape[0], comm.world_size)
+        return cls(rows.narrow(0, comm.rank * each + min(comm.rank, more), each + (comm.rank < more)), x.shape)
+
+    def whole(self, comm: Communicator) -> Tensor:
+        """The tensor of all ranks' rows."""
+        return Rows(self.shape[:-1].numel(), comm).gather(self.rows)().view(self.shape)
 
 
 class _Linear(Quantisable, nn.Linear):
@@ -105,13 +124,17 @@ class ColwiseLinear(_Linear):
         weight = summed(weight, layout.comm)[layout.features]
         return weight, None if bias is None else summed(bias, layout.comm)[layout.features]
 
+    def own_scale(self) -> Tensor:
+        """The scales of the weight that this rank multiplies by."""
+        scale, features = local(self.weight_scale), self.layout.features
+        if features is None:
+            return scale
+        return scale[:, features] if self.scales == "row" else scale[features.start // 128 : features.stop // 128]
+
     def scaled(self, codes: Tensor, scale: Tensor) -> Tensor:
         """The product with a quantised input."""
-        (weight, bias), scale_b, features = self.own(), local(self.weight_scale), self.layout.features
-        if features is not None:
-            of_row = self.scales == "row"
-            scale_b = scale_b[:, features] if of_row else scale_b[features.start // 128 : features.stop // 128]
-        return scaled_product(codes, weight, scale, scale_b, self.scales, bias, self.out_dtype)
+        weight, bias = self.own()
+        return scaled_product(codes, weight, scale, self.own_scale(), self.scales, bias, self.out_dtype)
 
     def check_quantisable(self, form: str, name: str) -> None:
         """Refuses scales of a form that do not fit the layer of this name."""
@@ -137,8 +160,8 @@ class ColwiseLinear(_Linear):
 class RowwiseLinear(_Linear):
     """A linear layer whose input features are split over the ranks."""
 
-    residual: Tensor | None = None
-    """What the next call adds."""
+    residual: Tensor | OwnRows | None = None
+    """What the next call adds. With a rank's own rows of it the result is this rank's rows, too."""
     following: Sequence[nn.Module] = ()
     """The RMSNorm of a sum with a residual, which is given what the op has computed."""
     readers: Sequence[ColwiseLinear] = ()
@@ -147,25 +170,31 @@ class RowwiseLinear(_Linear):
     def forward(self, x: Tensor) -> Tensor:
         layout, mesh = self.layout, self.weight.device_mesh
         x = arrange(x, mesh, layout.input, Shard(-1))
-        x, scales = self.quantised(x)
+        residual, self.residual = self.residual, None
+        x, scales = self.quantised(x.flatten(0, -2) if isinstance(residual, OwnRows) else x)
         options = {"group": layout.comm, "partials": layout.partials, **scales}
         if isinstance(layout.output, Shard) and layout.output.dim not in (-1, x.ndim - 1):
             y = matmul_reduce_scatter(x, local(self.weight), local(self.bias), sequence_dim=layout.output.dim, **options)
             return present(y, mesh, layout.output, layout.output, layout.use_local_output)
-        residual, self.residual = self.residual, None
+        if isinstance(residual, OwnRows):
+            return residual._replace(rows=self._reduced(matmul_reduce_scatter, x, residual.rows, True, options))
+        y = self._reduced(matmul_all_reduce, x, residual, False, options)
+        return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
+
+    def _reduced(self, op: Callable[..., Any], x: Tensor, residual: Tensor | None, gathered: bool, options: dict[str, Any]) -> Tensor:
+        """The op's result, whose norm goes to the module behind; ``gathered``: whether an op gathers the norm."""
         operands = x, local(self.weight), local(self.bias), residual
         if residual is None or not self.following:
-            y = matmul_all_reduce(*operands, **options)
+            return op(*operands, **options)
+        (norm,) = self.following
+        options["norm"] = local(norm.weight), norm.variance_epsilon
+        forms = {layer.scales for layer in self.readers}
+        if len(forms) == 1 and None not in forms:
+            y, *rows = op(*operands, norm_scales=forms.pop(), norm_carried=gathered, **options)
+            norm.given = y, QuantizedRows(*rows)
         else:
-            (norm,) = self.following
-            options["norm"] = local(norm.weight), norm.variance_epsilon
-            forms = {layer.scales for layer in self.readers}
-            if len(forms) == 1 and None not in forms:
-                y, *rows = matmul_all_reduce(*operands, norm_scales=forms.pop(), norm_carried=False, **options)
-                norm.given = y, QuantizedRows(*rows)
-            else:
-                y, _ = norm.given = matmul_all_reduce(*operands, **options)
-        return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
+            y, _ = norm.given = op(*operands, **options)
+        return y
 
     def check_quantisable(self, form: str, name: str) -> None:
         """Refuses scales of a form that do not fit the layer of this name."""
@@ -207,29 +236,44 @@ class _SumOfRanks(torch.autograd.Function):
         return dy, None
 
 
-def gathered(layers: Sequence[ColwiseLinear], x: Tensor | QuantizedRows) -> Gathered:
+def gathered(layers: Sequence[ColwiseLinear], x: Tensor | QuantizedRows | OwnRows) -> Gathered:
     """Computes all layers of a module by one op, with one gather of their input."""
     if isinstance(x, QuantizedRows):
         return Gathered(x.codes.shape, [layer.scaled(*x) for layer in layers])
     layout = layers[0].layout
+    if isinstance(x, OwnRows):
+        forms = {layer.scales for layer in layers}
+        if len(forms) == 1:
+            results = _multiplied(layers, x.rows, forms.pop(), {"group": layout.comm, "m": x.shape[:-1].numel()})
+            return Gathered(x.shape, [y.view(*x.shape[:-1], y.shape[-1]) for y in results])
+        # Some layers read 8 bits and others do not.
+        x = x.whole(layout.comm)
     x = arrange(x, layers[0].weight.device_mesh, layout.input, layout.input)
-    weights, biases = zip(*(layer.own() for layer in layers), strict=True)
     if not isinstance(layout.input, Shard):
         x = summed(x, layout.comm)
         forms = {layer.scales for layer in layers} - {None}
         once = {form: quantize_rows(x, form, carried=False, group=layout.comm) for form in forms}
-        products = zip(layers, weights, biases, strict=True)
-        return Gathered(x.shape, [layer.scaled(*once[layer.scales]) if layer.scales else F.linear(x, *own) for layer, *own in products])
+        return Gathered(x.shape, [layer.scaled(*once[layer.scales]) if layer.scales else F.linear(x, *layer.own()) for layer in layers])
     options = {"group": layout.comm, "sequence_dim": layout.input.dim, "keep_gathered": layout.keep_gathered}
-    if len(layers) == 1:
-        results = [all_gather_matmul(x, weights[0], biases[0], **options)]
-    else:
-        if any(bias is not None for bias in biases):
-            biases = [weight.new_zeros(weight.shape[0]) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)]
-        else:
-            biases = None
-        results = all_gather_matmul(x, list(weights), biases, **options)
+    results = _multiplied(layers, x, None, options)
     return Gathered(results[0].shape[:-1] + x.shape[-1:], results)
+
+
+def _multiplied(layers: Sequence[ColwiseLinear], x: Tensor | QuantizedRows, form: str | None, options: dict[str, Any]) -> Sequence[Tensor]:
+    """The results of layers by one op. With scales of a ``form`` the input is quantised before it is gathered."""
+    weights, biases = map(list, zip(*(layer.own() for layer in layers), strict=True))
+    if form is not None:
+        x, scale = x if isinstance(x, QuantizedRows) else quantize_rows(x, form, group=layers[0].layout.comm)
+        scales = [layer.own_scale() for layer in layers]
+        options |= {"scale_a": scale, "scale_b": scales if len(layers) > 1 else scales[0], "out_dtype": layers[0].out_dtype}
+    if len(layers) == 1:
+        return [all_gather_matmul(x, weights[0], biases[0], **options)]
+    if any(bias is not None for bias in biases):
+        dtype = x.dtype if form is None else layers[0].out_dtype
+        biases = [weight.new_zeros(weight.shape[0], dtype=dtype) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)]
+    else:
+        biases = None
+    return all_gather_matmul(x, weights, biases, **options)
 
 
 def replicated(module: nn.Module, comm: Communicator | None) -> None:

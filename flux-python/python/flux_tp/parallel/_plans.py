@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from .._comm import Communicator
 from ..errors import OperandError
-from ._decoder import fuse_residuals, is_known
+from ._decoder import fuse_residuals, is_known, least_rows, split_rows
 from ._loss import causal_lm_loss
 from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
@@ -55,6 +55,7 @@ def parallelize(
     mode: Literal["training", "inference"] = "training",
     *,
     keep_gathered: bool = False,
+    split_rows: int | None = None,
     verbose: bool = True,
     src_data_rank: int | None = 0,
     **options: Any,
@@ -72,6 +73,9 @@ def parallelize(
             ``torch.compile`` it is the rank's part as a plain tensor.
             ``inference``: every rank has all activations, for any length, with caches; ``outputs.logits`` is a whole tensor.
         keep_gathered: as of :class:`flux_tp.ColumnParallelLinear`.
+        split_rows: in inference without gradients, from how many rows, the tokens of all sequences of a call, the ranks split the rows of
+            hidden states between the layers: then a layer is two AllGather-GEMMs and two GEMM-ReduceScatters. ``None``: from where the
+            cost model says that this is faster. It is for Llama, Mistral, Qwen2 and Qwen3; a caller that asks for hidden states gets whole ones.
         verbose: whether rank 0 prints a table of what became what.
         src_data_rank: the rank of the mesh whose values the parameters have. ``None``: each rank has its own, all alike.
         options: those of :func:`flux_tp.init`, for a communicator of the mesh. ``max_m`` is the tokens of a batch at least.
@@ -84,8 +88,10 @@ def parallelize(
     """
     if mode not in ("training", "inference"):
         raise OperandError(f"mode = {mode!r}: there are 'training' and 'inference'")
+    if split_rows is not None and (mode == "training" or split_rows < 1):
+        raise OperandError(f"split_rows = {split_rows} with mode = {mode!r}: give 1 or more, with 'inference'")
     comm = communicator(mesh, **options)
-    plan = _Plan(model, comm, mode == "training", keep_gathered)
+    plan = _Plan(model, comm, mode == "training", keep_gathered, split_rows)
     for row in plan.rows:
         parallelize_module(model.get_submodule(row.module), mesh, row.style, src_data_rank=src_data_rank)
     plan.borders(mesh)
@@ -99,11 +105,11 @@ def parallelize(
 class _Plan:
     """The styles of a model's modules, checked before the first is applied."""
 
-    def __init__(self, model: nn.Module, comm: Communicator, training: bool, keep_gathered: bool) -> None:
-        self.model, self.comm, self.training, self.keep = model, comm, training, keep_gathered
+    def __init__(self, model: nn.Module, comm: Communicator, training: bool, keep_gathered: bool, split_rows: int | None) -> None:
+        self.model, self.comm, self.training, self.keep, self.split_rows = model, comm, training, keep_gathered, split_rows
         self.rows: list[_Row] = []
         self.groups: list[tuple[nn.Module, int]] = []
-        self.layers, self.final_norm = self._stack()
+        self.stack, self.layers, self.final_norm = self._stack()
         self.head = getattr(model, "get_output_embeddings", lambda: None)()
         for name, module in model.named_modules():
             self._plan(name, module)
@@ -117,14 +123,14 @@ class _Plan:
                 "with SequenceParallel where it computes row by row, or take mode='inference'"
             )
 
-    def _stack(self) -> tuple[nn.ModuleList, nn.Module]:
-        """The decoder layers, and the norm behind them."""
+    def _stack(self) -> tuple[nn.Module, nn.ModuleList, nn.Module]:
+        """What has the decoder layers, these, and the norm behind them."""
         for parent in self.model.modules():
             for layers in parent.children():
                 known = isinstance(layers, nn.ModuleList) and len(layers) and any(_children(of, _ATTENTIONS) for of in layers[0].modules())
                 norms = [child for child in parent.children() if _is_norm(child)]
                 if known and len(norms) == 1:
-                    return layers, norms[0]
+                    return parent, layers, norms[0]
         names = " or ".join(", ".join([*columns, row]) for columns, row in _ATTENTIONS)
         raise OperandError(
             f"{type(self.model).__name__} has no list of layers whose attention has the linear layers {names}: "
@@ -212,6 +218,9 @@ class _Plan:
                 row._replace(words=f"{row.words} with residual and norm") if id(self.model.get_submodule(row.module)) in fused else row
                 for row in self.rows
             ]
+            if all(is_known(layer) for layer in self.layers):
+                self.split_rows = self.split_rows or least_rows(self.layers[0], self.comm)
+                split_rows(self.stack, self.layers, self.final_norm, self.comm, self.split_rows)
             return
         world, model = self.comm.world_size, self.model
 
@@ -238,7 +247,10 @@ class _Plan:
         lines += [(name, "", "stays as it is") for name in sorted(stay)]
         title = f"{type(self.model).__name__} on {self.comm.world_size} ranks, for {'training' if self.training else 'inference'}"
         width = max(len(name) for name, _, _ in lines)
-        return "\n".join([title, *(f"  {name:{width}} {count:>4}  {words}" for name, count, words in lines)])
+        lines = [f"  {name:{width}} {count:>4}  {words}" for name, count, words in lines]
+        if not self.training and self.split_rows is not None:
+            lines.append(f"  from {self.split_rows} rows on each rank has its part of them between layers: AllGather-GEMM and GEMM-ReduceScatter")
+        return "\n".join([title, *lines])
 
 
 def _own_rows(x: Tensor, mesh: DeviceMesh, world: int) -> Tensor:
