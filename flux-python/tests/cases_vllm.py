@@ -1,6 +1,6 @@
 """Cases with layers in the form of vLLM's; see ``ranks``.
 
-vLLM needs a GPU. A mock has the fields and the forward pass of its RowParallelLinear that the plugin builds on.
+vLLM needs a GPU. A mock has the fields and the forward pass of its linear layers that the plugin builds on.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from oracle import close, operand
 N, K, MAX_M = 64, 128, 40
 
 
-def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, ubatching=False, offloaded=0.0, mode=3, eps=1e-5):
+def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, least=None, ubatching=False, offloaded=0.0, mode=3, eps=1e-5):
     """The parts of a VllmConfig that the plugin reads."""
     return SimpleNamespace(
         compilation_config=SimpleNamespace(
             cudagraph_capture_sizes=None if sizes is None else list(sizes),
-            pass_config=SimpleNamespace(enable_sp=enable_sp),
+            pass_config=SimpleNamespace(enable_sp=enable_sp, sp_min_token_num=least),
             compile_ranges_endpoints=[max_m],
             mode=mode,
         ),
         model_config=SimpleNamespace(dtype=BF16, hf_text_config=SimpleNamespace(**({} if eps is None else {"rms_norm_eps": eps}))),
         speculative_config=drafted and SimpleNamespace(num_speculative_tokens=drafted),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=max_m),
-        parallel_config=SimpleNamespace(use_ubatching=ubatching),
+        parallel_config=SimpleNamespace(use_ubatching=ubatching, tensor_parallel_size=2),
         offload_config=SimpleNamespace(uva=SimpleNamespace(cpu_offload_gb=offloaded), prefetch=SimpleNamespace(offload_group_size=0)),
     )
 
@@ -44,7 +44,8 @@ class Theirs(torch.nn.Module):
     def __init__(self, comm, weight, bias=None, **fields):
         super().__init__()
         self.tp_size, self.input_size, self.output_size = comm.world_size, weight.shape[1] * comm.world_size, weight.shape[0]
-        self.input_size_per_partition, self.params_dtype = weight.shape[1], weight.dtype
+        self.input_size_per_partition, self.output_size_per_partition = weight.shape[1], weight.shape[0]
+        self.params_dtype, self.tp_rank = weight.dtype, comm.rank
         self.quant_method, self.input_is_parallel, self.reduce_results = UnquantizedLinearMethod(), True, True
         self.skip_bias_add, self.return_bias = False, True
         self.weight = torch.nn.Parameter(weight, requires_grad=False)

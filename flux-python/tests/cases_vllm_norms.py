@@ -51,9 +51,12 @@ def in_place(x, residual, gain, eps):
     return x, residual
 
 
-def compiled(model, fused, most=ROWS):
-    """The model by torch.compile, with the graphs that its compiler has run; ``fused``: once the pass has changed them."""
-    fusion, graphs = NormFusion([native, custom], BF16, vllm._epilogues if fused else set(), most), []
+def compiled(model, fused, most=ROWS, around=lambda fusion: fusion):
+    """The model by torch.compile, with the graphs that its compiler has run; ``fused``: once the pass has changed them.
+
+    ``around``: makes the pass of that for norms.
+    """
+    fusion, graphs = around(NormFusion([native, custom], BF16, vllm._epilogues if fused else set(), most)), []
 
     def run(graph, _, **options):
         assert fusion.is_applicable_for_range(SimpleNamespace(start=1, end=most))

@@ -9,13 +9,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(2, "cases_vllm cases_vllm_fp8 cases_vllm_norms", forked=True, max_m=40) as ranks:
+    with Ranks(2, "cases_vllm cases_vllm_fp8 cases_vllm_norms cases_vllm_sp", forked=True, max_m=40) as ranks:
         yield ranks
 
 
 CASES = ["a_layer_is_one_op", "other_layers_stay", "more_rows_stay", "a_compiled_layer_is_one_op"]
 CASES += ["an_fp8_layer_is_one_op", "weights_are_not_copied", "other_fp8_layers_stay", "a_compiled_fp8_layer_is_one_op"]
 CASES += ["norms_are_in_the_op", "what_follows_otherwise_stays", "graphs_of_more_rows_stay"]
+CASES += ["split_rows_are_fused", "fewer_rows_stay_whole", "what_is_split_otherwise_stays"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,14 +74,62 @@ def test_graphs_that_have_norms_in_the_op():
     assert normed(configured(sizes=[64], max_m=64), False) == 1e-5
     # Roundings differ in graphs with the norm in the op and without it.
     assert normed(configured(max_m=64), True) is None
+    # One graph has split rows of all numbers.
+    config = configured(max_m=64, enable_sp=True)
+    assert normed(config, False) == 1e-5 and config.compilation_config.compile_ranges_endpoints == [64]
+
+
+def test_rows_that_are_split():
+    from cases_vllm import configured
+    from flux_tp.integrations.vllm import captured, least_split
+
+    for least, expected in ((None, 1), (8, 8), (1024, 64)):
+        assert least_split(configured(max_m=64, enable_sp=True, least=least)) == expected
+    # Graphs have a multiple of the ranks' rows, and with one drafted token of two.
+    assert captured(configured(sizes=[1, 3, 8], max_m=64, drafted=1, enable_sp=True)) == [1, 2, 3, 4, 8]
+
+
+def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    from flux_tp.integrations import vllm
+
+    registry = {}
+    names = ("RowParallelLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear")
+    theirs = {name: type(name, (), {"register_oot": classmethod(lambda cls, of: registry.__setitem__(cls.__name__, of))}) for name in names}
+    registry["QKVParallelLinear"] = type("Another", (), {})
+    sequence = ModuleType("vllm.compilation.passes.fusion.sequence_parallelism")
+    sequence.get_sequence_parallelism_threshold = lambda hidden, tp, bytes: 1024
+    given = {
+        "": {"envs": SimpleNamespace(environment_variables={})},
+        ".model_executor.custom_op": {"op_registry_oot": registry},
+        ".model_executor.layers": {"linear": SimpleNamespace(**theirs)},
+        ".platforms": {"current_platform": SimpleNamespace(is_cuda=lambda: True)},
+        ".compilation.passes.fusion": {"sequence_parallelism": sequence},
+    }
+    for name, of in given.items():
+        module = ModuleType(f"vllm{name}")
+        vars(module).update(of)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("FLUX_VLLM", "1")
+    for _ in range(2):
+        vllm.register()
+        assert issubclass(registry["RowParallelLinear"], (vllm.RowParallel, theirs["RowParallelLinear"]))
+        assert all(issubclass(registry[name], vllm.ColumnParallel) for name in names[1:3])
+        # Another plugin's stays.
+        assert registry["QKVParallelLinear"].__name__ == "Another"
+        # vLLM asks for the least rows where the user gives none.
+        assert sequence.get_sequence_parallelism_threshold(8192, 2, 2) == 1
 
 
 def test_settings_that_keep_vllms_layers():
     from cases_vllm import configured
     from flux_tp.integrations.vllm import unfit
 
-    assert unfit(configured()) is None
-    for settings, word in (({"enable_sp": True}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")):
+    assert unfit(configured()) is None and unfit(configured(enable_sp=True)) is None
+    refused = [({"enable_sp": True, "mode": 0}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")]
+    for settings, word in refused:
         assert word in unfit(configured(**settings))
 
 
@@ -110,19 +159,25 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
     from cases_vllm import configured
     from flux_tp.integrations import vllm
     from flux_tp.integrations._vllm_norms import Epilogue, NormFusion
+    from flux_tp.integrations._vllm_sp import SplitRows
 
     class NoOpEliminationPass:
         pass
 
+    class SequenceParallelismPass:
+        pass
+
     class PostGradPassManager:
         def configure(self, config):
-            self.passes = [NoOpEliminationPass(), "theirs"]
+            split = [SequenceParallelismPass()] if config.compilation_config.pass_config.enable_sp else []
+            self.passes = [NoOpEliminationPass(), *split, "theirs"]
 
     def forward_static(x, eps, hidden, dtype, weight, residual):
         wide = x.float() + residual
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * weight, wide.to(dtype)
 
     given = {
+        "compilation.passes.fusion.sequence_parallelism": {"SequenceParallelismPass": SequenceParallelismPass},
         "compilation.passes.inductor_pass": {"InductorPass": type("InductorPass", (), {})},
         "compilation.passes.pass_manager": {"PostGradPassManager": PostGradPassManager},
         "compilation.passes.utility.noop_elimination": {"NoOpEliminationPass": NoOpEliminationPass},
@@ -135,12 +190,17 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
     library = torch.library.Library("_C", "FRAGMENT")
     library.define("fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> ()")
     monkeypatch.setattr(vllm, "_epilogues", set())
-    vllm._fuse_norms()
-    vllm._fuse_norms()
+    vllm._add_passes()
+    vllm._add_passes()
     config, manager = configured(sizes=[1, 8]), PostGradPassManager()
     manager.configure(config)
     assert manager.passes[1:] == ["theirs"]
-    vllm._epilogues.add(Epilogue(0, 64, 128, torch.bfloat16, False, 1e-5))
+    split = configured(sizes=[2, 8], enable_sp=True)
+    manager.configure(split)
+    _, ahead, fusion, theirs = manager.passes
+    assert isinstance(ahead, SequenceParallelismPass) and isinstance(fusion, SplitRows) and theirs == "theirs"
+    assert fusion.norms.is_applicable_for_range(SimpleNamespace(start=1, end=split.scheduler_config.max_num_batched_tokens))
+    vllm._epilogues.add(Epilogue(0, "matmul_all_reduce", 64, 128, torch.bfloat16, 0, False, 1e-5))
     manager.configure(config)
     _, fusion, theirs = manager.passes
     assert isinstance(fusion, NormFusion) and fusion.most == 8 and theirs == "theirs"

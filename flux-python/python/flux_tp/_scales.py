@@ -33,6 +33,7 @@ __all__ = [
     "scale_of",
     "scaled",
     "scaled_product",
+    "width_of_rows",
     "with_scales",
 ]
 
@@ -118,10 +119,15 @@ def _bytes_behind(form: str, k: int) -> int:
     return -(-(k + 4 * groups) // 128) * 128 - k if groups else 0
 
 
+def width_of_rows(form: str, k: int) -> int:
+    """Bytes of a row that carries its scales."""
+    return k + _bytes_behind(form, k)
+
+
 def with_scales(x: Tensor, scale: Tensor, form: str) -> Tensor:
     """Rows that carry their scales: the memory of ``x`` where they lie behind each row, as :func:`quantize_rows` has them, else a copy."""
     rows, k = x.shape
-    wide = k + _bytes_behind(form, k)
+    wide = width_of_rows(form, k)
     if not torch.compiler.is_compiling():
         storage = x.untyped_storage()
         first = x.storage_offset()
@@ -162,7 +168,7 @@ def places_of_rows(rows: int, k: int, form: str, carried: bool, device: torch.de
     """Where rows are quantised to: codes, and their scales behind each row or apart."""
     count = _groups(form, k)
     apart = count > 0 and not carried
-    out = torch.empty(rows, k if apart else k + _bytes_behind(form, k), dtype=E4M3, device=device)
+    out = torch.empty(rows, k if apart else width_of_rows(form, k), dtype=E4M3, device=device)
     # No operand is without columns.
     return out, torch.empty(count, max(rows, 1), dtype=torch.float32, device=device) if apart else None
 

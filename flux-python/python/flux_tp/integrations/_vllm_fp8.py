@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from .._arguments import BLOCK
 
-__all__ = ["MULTIPLES", "held", "scales_of", "widen"]
+__all__ = ["MULTIPLES", "held", "kernel_of", "scales_of", "widen"]
 
 # Linear methods, and a scheme of compressed tensors, that leave 8-bit weights to `fp8_linear`.
 _METHODS = {
@@ -39,17 +39,22 @@ MULTIPLES = {"none": 8, "tensor": 16, "row": 16, "block": BLOCK}
 
 def scales_of(layer: Any) -> str | None:
     """The form of a layer's scales, ``none`` of 16-bit weights; ``None`` where flux_tp has no such form."""
-    method = layer.quant_method
-    name = type(method).__name__
-    if name == "UnquantizedLinearMethod":
+    if type(layer.quant_method).__name__ == "UnquantizedLinearMethod":
         return "none"
-    if name == "CompressedTensorsLinearMethod":
-        method = layer.scheme
-    if type(method).__name__ not in _METHODS:
+    kernel = kernel_of(layer)
+    if kernel is None:
         return None
-    config = method.fp8_linear.config
+    config = kernel.config
     x, weight = config.activation_quant_key.scale, config.weight_quant_key.scale
     return _FORMS.get((x.static, tuple(x.group_shape), tuple(weight.group_shape)))
+
+
+def kernel_of(layer: Any) -> Any:
+    """vLLM's kernel for an 8-bit layer of a form that is looked for here; ``None`` of others."""
+    method = layer.quant_method
+    if type(method).__name__ == "CompressedTensorsLinearMethod":
+        method = layer.scheme
+    return method.fp8_linear if type(method).__name__ in _METHODS else None
 
 
 def widen(layer: Any) -> None:
@@ -64,7 +69,7 @@ def widen(layer: Any) -> None:
         process(layer)
         scale = layer.weight_scale
         if scale.numel() == 1:
-            layer.weight_scale = Parameter(scale.detach().reshape(1, 1).repeat(layer.output_size, 1), requires_grad=False)
+            layer.weight_scale = Parameter(scale.detach().reshape(1, 1).repeat(layer.output_size_per_partition, 1), requires_grad=False)
 
     layer.quant_method.process_weights_after_loading = run
 
@@ -75,7 +80,7 @@ def held(layer: Any, form: str) -> tuple[Tensor, Tensor] | None:
     weight = layer.weight if form == "block" else layer.weight.t()
     scale = getattr(layer, "weight_scale_inv", None)
     scale = layer.weight_scale if scale is None else scale
-    n, k = layer.output_size, layer.input_size_per_partition
+    n, k = layer.output_size_per_partition, layer.input_size_per_partition
     shape = {"tensor": (1, 1), "row": (1, n), "block": (n // BLOCK, k // BLOCK)}[form]
     if weight.dtype != torch.float8_e4m3fn or tuple(weight.shape) != (n, k) or tuple(weight.stride()) != (k, 1):
         return None

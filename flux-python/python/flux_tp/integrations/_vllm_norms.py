@@ -1,4 +1,4 @@
-"""A pass of vLLM's compiler: a GEMM-AllReduce takes the residual and the RMSNorm that follow it.
+"""A pass of vLLM's compiler: a GEMM-AllReduce or GEMM-ReduceScatter takes the residual and the RMSNorm that follow it.
 
 Invariant: the passes of all ranks change the same calls, to ops that are built already. A captured call builds nothing.
 """
@@ -18,7 +18,11 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["Epilogue", "Norm", "NormFusion"]
+from .. import _kernels  # noqa: F401 (it registers the ops)
+
+__all__ = ["Epilogue", "Norm", "NormFusion", "epilogue_of"]
+
+_OPS = (torch.ops.flux_tp.matmul_all_reduce.default, torch.ops.flux_tp.matmul_reduce_scatter.default)
 
 Norm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """Of input, residual, weight and epsilon: the normalised sum, and the sum."""
@@ -28,20 +32,24 @@ _EPS = 0.8125
 
 
 class Epilogue(NamedTuple):
-    """An op with residual and norm: the communicator, the weight's extents, the operands' type, whether there is a bias, and epsilon."""
+    """An op with residual and norm: the communicator, the op's name, the weight's extents, the result's type, and forms by number."""
 
     comm: int
+    op: str
     n: int
     k: int
     dtype: torch.dtype
+    scales: int
     bias: bool
     eps: float
+    norm_scales: int = 0
 
 
 class NormFusion:
     """The pass, in front of vLLM's InductorPass.
 
-    ``norms``: the forms that vLLM's norm has in a graph. ``built``: the ops that calls may become. ``most``: rows of the largest graph that is changed.
+    ``norms``: the forms that vLLM's norm has in a graph. ``built``: the ops that calls may become. ``most``: rows of the
+    largest graph that is changed.
     """
 
     def __init__(self, norms: Sequence[Norm], dtype: torch.dtype, built: set[Epilogue], most: int) -> None:
@@ -70,15 +78,22 @@ class NormFusion:
         call = _call(result)
         if call is None or not isinstance(residual, fx.Node) or not set(result.users) <= set(match.nodes):
             return False
-        given = call.kwargs
-        # Behind 8-bit operands vLLM's norm quantises, too.
-        if given["residual"] is not None or given["gain"] is not None or given["scales"] != 0:
+        if call.kwargs["residual"] is not None or call.kwargs["gain"] is not None:
             return False
         y, added, scale = (node.meta["val"] for node in (result, residual, gain))
-        n, k = given["weight"][0].meta["val"].shape
-        if not (_is_shape(added, y.shape) and _is_shape(scale, (n,)) and added.dtype == y.dtype == scale.dtype and added.stride(-1) == 1):
+        if not (_is_shape(added, y.shape) and _is_shape(scale, y.shape[1:]) and added.dtype == y.dtype == scale.dtype and added.stride(-1) == 1):
             return False
-        return Epilogue(given["comm"], n, k, y.dtype, given["bias"] is not None, eps) in self.built
+        return epilogue_of(call)._replace(eps=eps) in self.built
+
+
+def epilogue_of(call: fx.Node) -> Epilogue | None:
+    """The op of a functionalised call; ``None`` where it is none that takes a norm."""
+    op, given = call.args[0], call.kwargs
+    if op not in _OPS:
+        return None
+    n, k = given["weight"][0].meta["val"].shape
+    dtype = given["out"][0].meta["val"].dtype
+    return Epilogue(given["comm"], op._opname, n, k, dtype, given["scales"], given["bias"] is not None, given["eps"], given["norm_scales"])
 
 
 def _traced(norm: Norm, dtype: torch.dtype, results: int) -> pm.PatternExpr:
@@ -103,7 +118,7 @@ def _call(result: fx.Node) -> fx.Node | None:
     """The functionalised call of which this is the one result."""
     outs = result.args[0] if _is_item(result, 0) else None
     call = outs.args[0] if _is_item(outs, 1) else None
-    if call is None or call.target is not auto_functionalized or call.args[0] is not torch.ops.flux_tp.matmul_all_reduce.default:
+    if call is None or call.target is not auto_functionalized or epilogue_of(call) is None:
         return None
     return call if len(outs.users) == 1 else None
 

@@ -1,4 +1,4 @@
-"""vLLM's row-parallel linear layers computed by flux_tp.
+"""vLLM's linear layers computed by flux_tp: row-parallel ones, and with ``enable_sp`` column-parallel ones, too.
 
 The wheel's entry point ``vllm.general_plugins`` calls :func:`register` in every process of vLLM. It does nothing without
 the environment variable FLUX_VLLM=1::
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .._ops import prepare
 from ..errors import FluxError
 from ._vllm_fp8 import MULTIPLES, held, scales_of, widen
 
-__all__ = ["RowParallel", "register"]
+__all__ = ["ColumnParallel", "RowParallel", "register"]
 
 # A child of vLLM's logger, whose handlers and level it has.
 _log = logging.getLogger("vllm.flux_tp")
@@ -41,7 +41,7 @@ _COMPILED = 3
 
 
 def register() -> None:
-    """Has vLLM make its RowParallelLinear with :class:`RowParallel`; nothing without FLUX_VLLM=1. Connects nothing.
+    """Has vLLM make its layers with :class:`RowParallel` and :class:`ColumnParallel`; nothing without FLUX_VLLM=1. Connects nothing.
 
     Raises:
         FluxError: FLUX_VLLM has another value than 1 or 0.
@@ -53,28 +53,37 @@ def register() -> None:
         return
     from vllm import envs
     from vllm.model_executor.custom_op import op_registry_oot
-    from vllm.model_executor.layers.linear import RowParallelLinear
+    from vllm.model_executor.layers import linear
+    from vllm.platforms import current_platform
 
-    known = op_registry_oot.get(RowParallelLinear.__name__)
-    if known is not None:
-        if not issubclass(known, RowParallel):
-            _log.warning("flux_tp: %s.%s has the place of RowParallelLinear, nothing is fused", known.__module__, known.__name__)
-        return
-    RowParallelLinear.register_oot(type("FluxRowParallelLinear", (RowParallel, RowParallelLinear), {}))
+    for name in ("RowParallelLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear"):
+        known, own = op_registry_oot.get(name), RowParallel if name == "RowParallelLinear" else ColumnParallel
+        if known is None:
+            theirs = getattr(linear, name)
+            theirs.register_oot(type(f"Flux{name}", (own, theirs), {}))
+        elif not issubclass(known, own):
+            _log.warning("flux_tp: %s.%s has the place of %s, none is fused", known.__module__, known.__name__, name)
+    if current_platform.is_cuda():
+        from vllm.compilation.passes.fusion import sequence_parallelism
+
+        # vLLM's own collectives gain with many rows alone. The user's number has precedence.
+        sequence_parallelism.get_sequence_parallelism_threshold = lambda *_, **__: 1
     # vLLM finds compiled graphs on disk by these, and a graph has the numbers of communicators.
     envs.environment_variables["FLUX_VLLM"] = _fused
 
 
-class RowParallel:
-    """In front of vLLM's RowParallelLinear: GEMM and all-reduce are one ``matmul_all_reduce`` where that is possible.
-
-    Parameters, weight loaders and everything else are vLLM's.
-    """
+class _Parallel:
+    """In front of a linear layer of vLLM. Parameters, weight loaders and everything else are vLLM's."""
 
     # None: the layer is vLLM's own.
     flux_comm: Communicator | None = None
     flux_scales: str = "none"
-    flux_rows: frozenset[int] = frozenset()
+    flux_op: str = ""
+    # With split rows a graph has the layer's product under this number, until a pass fuses it.
+    flux_number: int | None = None
+    flux_group: str = ""
+    flux_fused: bool = False
+    """Whether calls are of flux_tp; with split rows those of a graph that this process has compiled."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -84,26 +93,86 @@ class RowParallel:
         from vllm.config import get_current_vllm_config
 
         config = get_current_vllm_config()
+        if self.flux_op == "all_gather_matmul" and not config.compilation_config.pass_config.enable_sp:
+            return
         comm = _communicator(config)
         # A layer may be split over fewer ranks than its group has.
         if comm is None or comm.world_size != self.tp_size or not _computes(scales_of(self)):
             return
-        # Behind 8-bit operands vLLM's norm quantises, too.
-        eps = normed(config, envs.VLLM_BATCH_INVARIANT) if scales_of(self) == "none" else None
-        self._fuse(comm, captured(config), eps)
+        self._take(comm, config, normed(config, envs.VLLM_BATCH_INVARIANT))
 
-    def _fuse(self, comm: Communicator, rows: list[int], eps: float | None) -> None:
-        """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
-        self.flux_scales = scales_of(self)
-        self.flux_rows = _prepare(self, comm, rows, eps)
+    def _take(self, comm: Communicator, config: Any, eps: float | None) -> None:
+        raise NotImplementedError
+
+    def _split(self, comm: Communicator, rows: Sequence[int], eps: float | None, least: int, group: str) -> None:
+        """Builds the ops of the layer with split rows; collective. ``least``: rows of the smallest graph that has them split."""
+        from ._vllm_linear import number
+
+        self.flux_comm, self.flux_scales, self.flux_group = comm, scales_of(self), group
+        if self.flux_op == "all_gather_matmul":
+            _prepare(self, self.flux_op, [m for m in rows if m >= least], None)
+        else:
+            _prepare(self, self.flux_op, [m for m in rows if m >= least], eps, quantised=self.flux_scales != "none")
+            if least > 1:
+                _prepare(self, "matmul_all_reduce", [m for m in rows if m < least], eps if self.flux_scales == "none" else None)
         if self.flux_scales == "row":
             widen(self)
-        self.flux_comm = comm
+        self.flux_number = number(self)
+
+    def _results(self, y: Tensor) -> Any:
+        return (y, self.bias if self.skip_bias_add else None) if self.return_bias else y
+
+
+class ColumnParallel(_Parallel):
+    """In front of vLLM's ColumnParallelLinear and its subclasses: all-gather and GEMM are one op where rows are split."""
+
+    flux_op = "all_gather_matmul"
+
+    def _take(self, comm: Communicator, config: Any, eps: float | None) -> None:
+        self._split(comm, captured(config), eps, least_split(config), _group())
+
+    def forward(self, input_: Tensor) -> Any:
+        if self.flux_number is None or not torch.compiler.is_compiling():
+            return super().forward(input_)
+        from ._vllm_linear import marked
+
+        y = marked(self, input_)
+        return super().forward(input_) if y is None else self._results(y)
+
+
+class RowParallel(_Parallel):
+    """In front of vLLM's RowParallelLinear: GEMM and all-reduce are one ``matmul_all_reduce`` where that is possible.
+
+    Where rows are split, they become a ``matmul_reduce_scatter`` behind vLLM's pass that splits them.
+    """
+
+    flux_op = "matmul_reduce_scatter"
+    flux_rows: frozenset[int] = frozenset()
+
+    def _take(self, comm: Communicator, config: Any, eps: float | None) -> None:
+        if config.compilation_config.pass_config.enable_sp:
+            self._split(comm, captured(config), eps, least_split(config), _group())
+        else:
+            # Behind 8-bit operands vLLM's norm quantises, too.
+            self._fuse(comm, captured(config), eps if scales_of(self) == "none" else None)
+
+    def _fuse(self, comm: Communicator, rows: Sequence[int], eps: float | None) -> None:
+        """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
+        self.flux_comm, self.flux_scales, self.flux_rows = comm, scales_of(self), frozenset(rows)
+        _prepare(self, "matmul_all_reduce", rows, eps)
+        if self.flux_scales == "row":
+            widen(self)
+        self.flux_fused = True
 
     def forward(self, input_: Tensor) -> Any:
         # A compiled model has the scheduler's numbers of rows alone, and must not ask for them.
         if self.flux_comm is None or not self.reduce_results or not (torch.compiler.is_compiling() or self._takes(input_)):
             return super().forward(input_)
+        if self.flux_number is not None:
+            from ._vllm_linear import marked
+
+            y = marked(self, input_)
+            return super().forward(input_) if y is None else self._results(torch.ops.vllm.all_reduce(y, group_name=self.flux_group))
         weight, scale = (self.weight, None) if self.flux_scales == "none" else held(self, self.flux_scales) or (None, None)
         if weight is None:
             return super().forward(input_)
@@ -119,26 +188,24 @@ class RowParallel:
         if self.bias is not None and not self.skip_bias_add:
             operands["bias"] = [self.bias]
         y = call("matmul_all_reduce", self.flux_comm, x, [weight], operands, constant=not self.weight.requires_grad, **options)[0]
-        if input_.dim() != 2:
-            y = y.reshape(*input_.shape[:-1], y.shape[-1])
-        if not self.return_bias:
-            return y
-        return y, self.bias if self.skip_bias_add else None
+        return self._results(y if input_.dim() == 2 else y.reshape(*input_.shape[:-1], y.shape[-1]))
 
     def _takes(self, x: Tensor) -> bool:
         """Whether a call outside of torch.compile is one of flux_tp. A vision tower may have more rows, or graphs of its own."""
         m = x.numel() // x.shape[-1]
-        if m > self.flux_comm.max_m or x.stride(-1) != 1:
+        # Without a graph no pass splits rows.
+        if self.flux_number is not None or m > self.flux_comm.max_m or x.stride(-1) != 1:
             return False
         return m in self.flux_rows or not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def fusable(layer: Any) -> bool:
-    """Whether a RowParallelLinear is one that the op computes: split, summed, with scales of a form that it has or none, and its parts whole groups."""
-    if not (layer.tp_size > 1 and layer.input_is_parallel and layer.reduce_results and layer.params_dtype in (torch.bfloat16, torch.float16)):
+    """Whether a layer is one that an op computes: split, with its collective, scales of a form that ops have or none, and its parts whole groups."""
+    whole = not layer.gather_output if hasattr(layer, "gather_output") else layer.input_is_parallel and layer.reduce_results
+    if not (layer.tp_size > 1 and whole and layer.params_dtype in (torch.bfloat16, torch.float16)):
         return False
     multiple = MULTIPLES.get(scales_of(layer) or "")
-    return multiple is not None and layer.input_size_per_partition % multiple == 0 and layer.output_size % multiple == 0
+    return multiple is not None and layer.input_size_per_partition % multiple == 0 and layer.output_size_per_partition % multiple == 0
 
 
 def captured(config: Any) -> list[int]:
@@ -147,28 +214,36 @@ def captured(config: Any) -> list[int]:
     if config.speculative_config is not None:
         # vLLM rounds them after the model is made.
         tokens = 1 + (config.speculative_config.num_speculative_tokens or 0)
+        if config.compilation_config.pass_config.enable_sp:
+            tokens = max(tokens, config.parallel_config.tensor_parallel_size)
         sizes |= {-(-size // tokens) * tokens for size in sizes}
     return sorted(size for size in sizes if size <= config.scheduler_config.max_num_batched_tokens)
+
+
+def least_split(config: Any) -> int:
+    """The least number of rows that vLLM splits over the ranks."""
+    given = config.compilation_config.pass_config.sp_min_token_num
+    return min(1 if given is None else given, config.scheduler_config.max_num_batched_tokens)
 
 
 def normed(config: Any, invariant: bool) -> float | None:
     """The epsilon of norms that vLLM's compiler may leave to the op. Has it compile the rows of CUDA graphs for themselves.
 
-    ``invariant``: whether a row has the same bits in graphs of all sizes.
+    Split rows have the norm in the op in graphs of all sizes. ``invariant``: whether a row has the same bits in graphs of all sizes.
     """
     compilation, rows = config.compilation_config, captured(config)
     eps = getattr(config.model_config.hf_text_config, "rms_norm_eps", None)
     if invariant or compilation.mode != _COMPILED or not rows or not compilation.compile_ranges_endpoints or eps is None:
         return None
-    if rows[-1] not in compilation.compile_ranges_endpoints:
+    if not compilation.pass_config.enable_sp and rows[-1] not in compilation.compile_ranges_endpoints:
         compilation.compile_ranges_endpoints.append(rows[-1])
     return float(eps)
 
 
 def unfit(config: Any) -> str | None:
     """What in the settings keeps vLLM's own layers; the same on every rank."""
-    if config.compilation_config.pass_config.enable_sp:
-        return "enable_sp looks for the all-reduces of vLLM"
+    if config.compilation_config.pass_config.enable_sp and config.compilation_config.mode != _COMPILED:
+        return "enable_sp needs vLLM's compiler"
     if config.parallel_config.use_ubatching:
         return "micro-batches run on two streams"
     if config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.prefetch.offload_group_size > 0:
@@ -186,6 +261,13 @@ def _communicator(config: Any) -> Communicator | None:
     return _communicators[group.unique_name]
 
 
+def _group() -> str:
+    """vLLM's name for the tensor-parallel group."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group().unique_name
+
+
 def _connect(group: Any, config: Any) -> Communicator | None:
     from vllm import envs
     from vllm.platforms import current_platform
@@ -196,15 +278,18 @@ def _connect(group: Any, config: Any) -> Communicator | None:
         with torch.device("cpu"):
             comm = init(
                 group,
-                max_m=config.scheduler_config.max_num_batched_tokens,
+                # With enable_sp vLLM pads rows to a multiple of the ranks.
+                max_m=-(-config.scheduler_config.max_num_batched_tokens // group.size()) * group.size(),
                 timeout=_TIMEOUT,
                 batch_invariant=envs.VLLM_BATCH_INVARIANT,
                 device=torch.cuda.current_device(),
             )
         if comm.transport == "nvlink":
-            _log.info("flux_tp: fuses row-parallel layers of %d ranks, %d rows at most", comm.world_size, comm.max_m)
+            split = config.compilation_config.pass_config.enable_sp
+            kind = f"layers with rows split from {least_split(config)} on," if split else "row-parallel layers"
+            _log.info("flux_tp: fuses %s of %d ranks, %d rows at most", kind, comm.world_size, comm.max_m)
             _check_steps()
-            _fuse_norms()
+            _add_passes()
             return comm
         reason = f"the transport is {comm.transport}, and CUDA graphs need nvlink"
         comm.close()
@@ -222,25 +307,33 @@ def _computes(scales: str) -> bool:
     return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
 
 
-def _prepare(layer: Any, comm: Communicator, rows: list[int], eps: float | None) -> frozenset[int]:
-    """Builds the ops of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts their memory."""
+def _prepare(layer: Any, op: str, rows: Sequence[int], eps: float | None, quantised: bool = False) -> None:
+    """Builds an op of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts its memory.
+
+    ``quantised``: whether the norm may be in 8 bits, too.
+    """
+    comm, form = layer.flux_comm, layer.flux_scales
     options = {"dtype": layer.params_dtype}
-    if layer.flux_scales != "none":
-        options |= {"dtype": "float8_e4m3fn", "scales": layer.flux_scales, "out_dtype": layer.params_dtype}
+    if form != "none":
+        options |= {"dtype": "float8_e4m3fn", "scales": form, "out_dtype": layer.params_dtype}
+    n, k = layer.output_size_per_partition, layer.input_size_per_partition
+    extents = (n * comm.world_size, k) if op == "all_gather_matmul" else (n, k * comm.world_size)
     # A model may take the bias from a layer that was made with it.
     biases = [False, True] if layer.bias is not None and not layer.skip_bias_add else [False]
     epilogues: list[dict[str, Any]] = [{"bias": bias} for bias in biases]
     if eps is not None:
+        from .._scales import FORMS
         from ._vllm_norms import Epilogue
 
-        epilogues += [{"bias": bias, "residual": True, "eps": eps} for bias in biases]
-        _epilogues.update(Epilogue(comm.id, layer.output_size, layer.input_size_per_partition, layer.params_dtype, bias, eps) for bias in biases)
+        for norm_scales in [None, form] if quantised else [None]:
+            for bias in biases:
+                epilogues.append({"bias": bias, "residual": True, "eps": eps, "norm_scales": norm_scales})
+                _epilogues.add(Epilogue(comm.id, op, n, k, layer.params_dtype, FORMS[form], bias, eps, FORMS[norm_scales or "none"]))
     for epilogue in epilogues:
-        of = (comm.id, layer.output_size, layer.input_size, *options.values(), *epilogue.values(), tuple(rows))
+        of = (comm.id, op, *extents, *options.values(), *epilogue.values(), tuple(rows))
         if of not in _prepared:
-            prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, group=comm, **options, **epilogue)
+            prepare(op, *extents, rows=rows, group=comm, **options, **epilogue)
             _prepared.add(of)
-    return frozenset(rows)
 
 
 def _fused() -> str:
@@ -260,9 +353,10 @@ def _check_steps() -> None:
             setattr(Worker, name, checked(step))
 
 
-def _fuse_norms() -> None:
-    """Has vLLM's compiler run the pass that leaves norms to the op, before its own that take norms."""
+def _add_passes() -> None:
+    """Has vLLM's compiler run the passes that fuse layers: behind its own that splits rows, before its own that take norms."""
     from torch._higher_order_ops.auto_functionalize import auto_functionalized
+    from vllm.compilation.passes.fusion.sequence_parallelism import SequenceParallelismPass
     from vllm.compilation.passes.inductor_pass import InductorPass
     from vllm.compilation.passes.pass_manager import PostGradPassManager
     from vllm.compilation.passes.utility.noop_elimination import NoOpEliminationPass
@@ -277,8 +371,8 @@ def _fuse_norms() -> None:
     @functools.wraps(configure)
     def run(manager: Any, config: Any) -> None:
         configure(manager, config)
-        rows, dtype = captured(config), config.model_config.dtype
-        if not rows or not _epilogues:
+        rows, dtype, split = captured(config), config.model_config.dtype, config.compilation_config.pass_config.enable_sp
+        if not split and not (rows and _epilogues):
             return
 
         def native(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Any:
@@ -288,8 +382,14 @@ def _fuse_norms() -> None:
             op = torch.ops._C.fused_add_rms_norm.default
             return auto_functionalized(op, input=input, residual=residual, weight=weight, epsilon=eps)[1:]
 
-        fusion = type("FluxNormFusion", (NormFusion, InductorPass), {})([native, custom], dtype, _epilogues, rows[-1])
-        manager.passes.insert(sum(isinstance(of, NoOpEliminationPass) for of in manager.passes), fusion)
+        most = config.scheduler_config.max_num_batched_tokens if split else rows[-1]
+        fusion = type("FluxNormFusion", (NormFusion, InductorPass), {})([native, custom], dtype, _epilogues, most)
+        if split:
+            from ._vllm_sp import SplitRows
+
+            fusion = type("FluxSplitRows", (SplitRows, InductorPass), {})(fusion)
+        first = sum(isinstance(of, (NoOpEliminationPass, SequenceParallelismPass)) for of in manager.passes)
+        manager.passes.insert(first, fusion)
 
     run.flux_fuses = True
     PostGradPassManager.configure = run
