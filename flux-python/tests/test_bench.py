@@ -268,6 +268,9 @@ def test_random_weights_of_vllm_have_a_deviation_whatever_their_type():
     for weight in wide:
         assert abs(weight.abs().max() - 0.02 * 3**0.5) < 1e-6
     assert (model[3].weight == 1).all() and not model[1].bias.any()
+    # A layer that the plugin has made counts once a graph has its op.
+    model[0].flux_fused, model[1].flux_fused = True, False
+    assert random_weights(model) == 1
 
 
 def test_what_does_not_fit_is_refused_with_the_number_before_anything_is_allocated():

@@ -1,4 +1,4 @@
-"""Latency of vLLM with random weights: its own layers, its async-TP pass, and flux_tp's plugin.
+"""Latency of vLLM with random weights: its own layers, its async-TP pass, and flux_tp's plugin with whole and with split rows.
 
 Each mode is an engine of its own, in a process of its own: ``python -m flux_tp.bench.vllm MODE ...``, which the command
 ``python -m flux_tp.bench vllm`` starts. Invariant: all modes get the same prompts in the same order.
@@ -27,6 +27,8 @@ __all__ = ["CASES", "random_weights", "rows_of", "run"]
 # Name, batch, input tokens, output tokens.
 CASES = [("prefill", 4, 2048, 1)] + [("decode", batch, 128, 32) for batch in (1, 16, 64, 256)]
 WARMUPS = 2
+# Modes of flux_tp's plugin.
+FUSED = ("flux", "flux_sp")
 # Greedy tokens that modes are compared by.
 PROMPTS, TOKENS = 16, 16
 
@@ -110,7 +112,7 @@ def _write_config(folder: Path, model: Model, layers: int) -> None:
 def _engine(mode: str, of: Sequence[Any], limit: float) -> str | None:
     """Runs a mode's engine in a session of its own, all of which ends with it. Returns why it failed, or ``None``."""
     environment = os.environ | {
-        "FLUX_VLLM": "1" if mode == "flux" else "0",
+        "FLUX_VLLM": "1" if mode in FUSED else "0",
         # No mode has multicast, nor another's compiled graphs.
         "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
         "VLLM_CACHE_ROOT": str(Path(of[1]) / f"cache-{mode}"),
@@ -148,7 +150,7 @@ def random_weights(model: Any) -> int:
         # 8-bit weights have scales.
         elif parameter.dtype.itemsize > 1:
             parameter.data.mul_(larger)
-    return sum(getattr(module, "flux_comm", None) is not None for module in model.modules())
+    return sum(getattr(module, "flux_fused", False) for module in model.modules())
 
 
 def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> None:
@@ -161,6 +163,8 @@ def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> Non
     options: dict[str, Any] = {}
     if mode == "async_tp":
         options["compilation_config"] = {"pass_config": {"enable_sp": True, "fuse_gemm_comms": True}}
+    if mode == "flux_sp":
+        options["compilation_config"] = {"pass_config": {"enable_sp": True}}
     if scales != "none":
         # Scales of rows of the input, and one of the weight.
         options["quantization"] = "fp8"
@@ -181,7 +185,7 @@ def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> Non
     )
     fused = llm.apply_model(weights)
     print(f"{mode}: flux_tp computes {fused[0]} layers of each rank", flush=True)
-    if (mode == "flux") != (fused[0] > 0):
+    if (mode in FUSED) != (fused[0] > 0):
         raise SystemExit(f"{mode}: flux_tp computes {fused[0]} layers")
     numbers = np.random.default_rng(0)
 
