@@ -218,14 +218,18 @@ def test_late_rounds_count_only_where_they_are_most(of):
         assert kept == (times[late:] if late <= 7 else times), late
 
 
+def of_engine(scale, other):
+    """What an engine of vLLM finds."""
+    from flux_tp.bench.vllm import CASES
+
+    cases = [{"ms": [40.0 * scale, 10.0 * scale, 20.0 * scale]} | ({"first_ms": [4.5 * scale]} if count > 1 else {}) for *_, count in CASES]
+    return {"cases": cases, "tokens": [[1, 2], [3, 4 + other]]}
+
+
 def test_engines_of_vllm_become_a_record(tmp_path):
-    from flux_tp.bench.vllm import CASES, _compared, rows_of
+    from flux_tp.bench.vllm import _compared, rows_of
 
-    def engine(scale, other):
-        cases = [{"ms": [40.0 * scale, 10.0 * scale, 20.0 * scale]} | ({"first_ms": [4.5 * scale]} if count > 1 else {}) for *_, count in CASES]
-        return {"cases": cases, "tokens": [[1, 2], [3, 4 + other]]}
-
-    found = {"default": engine(2.0, 0), "flux": engine(1.0, 1)}
+    found = {"default": of_engine(2.0, 0), "flux": of_engine(1.0, 1)}
     rows = rows_of(found, "llama3-70b", 4)
     assert [row["batch"] for row in rows] == [4, 1, 16, 64, 256] and "dtype" not in rows[0]
     assert rows[0]["ms"] == {"default": 40.0, "flux": 20.0} and rows[0]["spread"]["flux"] == [10.0, 40.0]
@@ -240,6 +244,27 @@ def test_engines_of_vllm_become_a_record(tmp_path):
     shown = bench("show", str(path))
     assert "vllm 0.20.0, 8 layers, fp8\n" in shown
     assert "| decode | 1 | 128 | 32 | 40.0 | 20.0 | 1.00 | 0.50 | 2.00x |" in shown and "100 % of the first ones, 75 % of all." in shown
+
+
+def test_a_run_that_is_ended_has_the_engines_of_vllm_before(tmp_path, monkeypatch):
+    import torch
+    from flux_tp.bench import vllm
+    from flux_tp.bench.options import Options
+
+    def run(mode, of, limit):
+        if mode == "flux_sp":
+            raise KeyboardInterrupt
+        (Path(of[1]) / f"{mode}.json").write_text(json.dumps(of_engine(2.0, 0)))
+
+    monkeypatch.setattr(vllm, "_engine", run)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.20.0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28))
+    path = tmp_path / "vllm.json"
+    with pytest.raises(KeyboardInterrupt):
+        vllm.run(Options(["llama3-70b"], ["vllm"], None, ["default", "flux", "flux_sp"], 8, "nvlink", 3, path, 1.0), 2)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["ms"] for row in rows] == [{"default": 40.0, "flux": 40.0}] * 5
 
 
 def test_random_weights_of_vllm_have_a_deviation_whatever_their_type():

@@ -34,10 +34,7 @@ PROMPTS, TOKENS = 16, 16
 
 
 def run(options: Options, tp: int) -> int:
-    """Runs an engine for each mode, and writes the record. Returns the exit status."""
-    from importlib.metadata import version
-
-    from .record import Record
+    """Runs an engine for each mode, and writes the record, which has each engine once it has ended. Returns the exit status."""
     from .show import line
 
     model, found = options.models[0], {}
@@ -45,21 +42,29 @@ def run(options: Options, tp: int) -> int:
         _write_config(Path(folder), MODELS[model], options.layers)
         for mode in options.modes:
             why = _engine(mode, (tp, folder, options.samples, options.scales or "none"), options.time_limit)
-            if why is None:
-                found[mode] = json.loads((Path(folder) / f"{mode}.json").read_text(encoding="utf-8"))
-            else:
+            if why is not None:
                 print(f"{mode} not run: {why}", file=sys.stderr)
-    if not found:
-        return 1
+                continue
+            found[mode] = json.loads((Path(folder) / f"{mode}.json").read_text(encoding="utf-8"))
+            _record(options, tp, found)
+            for row in rows_of({mode: found[mode]}, model, tp, options.scales):
+                print(line(row), flush=True)
+    return 0 if found else 1
+
+
+def _record(options: Options, tp: int, found: dict[str, dict[str, Any]]) -> None:
+    """Writes the record of the engines that have ended."""
+    from importlib.metadata import version
+
     import torch
+
+    from .record import Record
 
     ranks: Any = SimpleNamespace(device=torch.device("cuda"), world=tp, comm=SimpleNamespace(transport="nvlink"))
     own = {"vllm": version("vllm"), "layers": options.layers, "scales": options.scales, "compared": _compared(found)}
     record = Record(ranks, "vllm", options, own)
-    for row in rows_of(found, model, tp, options.scales):
+    for row in rows_of(found, options.models[0], tp, options.scales):
         record.add(row)
-        print(line(row), flush=True)
-    return 0
 
 
 def rows_of(found: dict[str, dict[str, Any]], model: str, tp: int, scales: str | None = None) -> list[dict[str, Any]]:
