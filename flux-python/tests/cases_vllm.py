@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cases_torch import BF16, numbers, tensors
-from flux_tp.integrations.vllm import RowParallel, fusable
+from flux_tp.integrations._vllm_layers import RowParallel, fusable
 from oracle import close, operand
 
 N, K, MAX_M = 64, 128, 40

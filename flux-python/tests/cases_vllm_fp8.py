@@ -13,7 +13,7 @@ from cases_scaled import codes, dequantised, powers
 from cases_torch import BF16, numbers, place, tensors
 from cases_vllm import Ours, Theirs
 from flux_tp.integrations._vllm_fp8 import held, scales_of
-from flux_tp.integrations.vllm import fusable
+from flux_tp.integrations._vllm_layers import fusable
 from oracle import close, operand
 
 N, K = 256, 256

@@ -13,7 +13,7 @@ from torch._inductor.compile_fx import compile_fx
 import cases_vllm_fp8
 from cases_torch import BF16, numbers, place, tensors
 from cases_vllm import K, N, Ours
-from flux_tp.integrations import vllm
+from flux_tp.integrations import _vllm_passes
 from flux_tp.integrations._vllm_norms import NormFusion
 from oracle import UNIT, operand
 
@@ -56,7 +56,7 @@ def compiled(model, fused, most=ROWS, around=lambda fusion: fusion):
 
     ``around``: makes the pass of that for norms.
     """
-    fusion, graphs = around(NormFusion([native, custom], BF16, vllm._epilogues if fused else set(), most)), []
+    fusion, graphs = around(NormFusion([native, custom], BF16, _vllm_passes.built if fused else set(), most)), []
 
     def run(graph, _, **options):
         assert fusion.is_applicable_for_range(SimpleNamespace(start=1, end=most))
@@ -155,7 +155,7 @@ def what_follows_otherwise_stays(comm):
 
     # A layer like the others, whose call with a bias no one has built.
     other.bias = torch.nn.Parameter(*tensors(BF16, operand(3, N)), requires_grad=False)
-    vllm._epilogues -= {of for of in vllm._epilogues if of.bias}
+    _vllm_passes.built -= {of for of in _vllm_passes.built if of.bias}
     for model in (used_twice, of_other_eps, of_one_row, without_residual, of_a_call_with_bias):
         with torch.inference_mode():
             x, _, residual = inputs(comm, 7).split([K, K, N], 1)
@@ -174,9 +174,9 @@ def what_follows_otherwise_stays(comm):
 
 
 def graphs_of_more_rows_stay(comm):
-    fusion = NormFusion([native], BF16, vllm._epilogues, ROWS)
+    fusion = NormFusion([native], BF16, _vllm_passes.built, ROWS)
     for end, applies in ((1, True), (ROWS, True), (ROWS + 1, False)):
         assert fusion.is_applicable_for_range(SimpleNamespace(start=1, end=end)) == applies
     # vLLM's cache has graphs of other ops under other names.
-    assert fusion.uuid() == NormFusion([native], BF16, set(vllm._epilogues), ROWS).uuid()
-    assert len({fusion.uuid(), NormFusion([native], BF16, set(), ROWS).uuid(), NormFusion([native], BF16, vllm._epilogues, 1).uuid()}) == 3
+    assert fusion.uuid() == NormFusion([native], BF16, set(_vllm_passes.built), ROWS).uuid()
+    assert len({fusion.uuid(), NormFusion([native], BF16, set(), ROWS).uuid(), NormFusion([native], BF16, _vllm_passes.built, 1).uuid()}) == 3

@@ -13,9 +13,9 @@ from cases_vllm_fp8 import KINDS, STATIC, Fp8LinearMethod, K, N, Parameter, load
 from cases_vllm_norms import EPS, compiled, native
 from flux_tp._scales import FORMS, scaled_product
 from flux_tp.integrations._vllm_fp8 import held
+from flux_tp.integrations._vllm_layers import ColumnParallel, fusable
 from flux_tp.integrations._vllm_linear import marked
 from flux_tp.integrations._vllm_sp import SplitRows
-from flux_tp.integrations.vllm import ColumnParallel, fusable
 from oracle import close, operand, rms_norm, rows
 
 GROUP, WORLD = "tp:0", 2

@@ -50,7 +50,7 @@ def test_the_wheel_names_the_plugin():
 
 def test_rows_of_graphs():
     from cases_vllm import configured
-    from flux_tp.integrations.vllm import captured
+    from flux_tp.integrations._vllm_config import captured
 
     assert captured(configured(sizes=[4, 1, 2], max_m=64)) == [1, 2, 4]
     assert captured(configured(sizes=None, max_m=64)) == []
@@ -61,7 +61,7 @@ def test_rows_of_graphs():
 
 def test_graphs_that_have_norms_in_the_op():
     from cases_vllm import configured
-    from flux_tp.integrations.vllm import normed
+    from flux_tp.integrations._vllm_config import normed
 
     config = configured(sizes=[1, 2, 16], max_m=64)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_graphs_that_have_norms_in_the_op():
 
 def test_rows_that_are_split():
     from cases_vllm import configured
-    from flux_tp.integrations.vllm import captured, least_split
+    from flux_tp.integrations._vllm_config import captured, least_split
 
     for least, expected in ((None, 1), (8, 8), (1024, 64)):
         assert least_split(configured(max_m=64, enable_sp=True, least=least)) == expected
@@ -125,7 +125,7 @@ def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
 
 def test_settings_that_keep_vllms_layers():
     from cases_vllm import configured
-    from flux_tp.integrations.vllm import unfit
+    from flux_tp.integrations._vllm_config import unfit
 
     assert unfit(configured()) is None and unfit(configured(enable_sp=True)) is None
     refused = [({"enable_sp": True, "mode": 0}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")]
@@ -138,7 +138,7 @@ def test_where_8_bit_layers_are_fused(monkeypatch):
     from types import ModuleType, SimpleNamespace
 
     import torch
-    from flux_tp.integrations.vllm import _computes
+    from flux_tp.integrations._vllm_fp8 import computes
 
     module = ModuleType("vllm")
     monkeypatch.setitem(sys.modules, "vllm", module)
@@ -147,8 +147,8 @@ def test_where_8_bit_layers_are_fused(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         for invariant, expected in enumerate(fused):
             module.envs = SimpleNamespace(VLLM_BATCH_INVARIANT=bool(invariant))
-            assert "".join(str(int(_computes(form))) for form in ("tensor", "row", "block")) == expected
-            assert _computes("none")
+            assert "".join(str(int(computes(form))) for form in ("tensor", "row", "block")) == expected
+            assert computes("none")
 
 
 def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
@@ -157,7 +157,7 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
 
     import torch
     from cases_vllm import configured
-    from flux_tp.integrations import vllm
+    from flux_tp.integrations import _vllm_passes
     from flux_tp.integrations._vllm_norms import Epilogue, NormFusion
     from flux_tp.integrations._vllm_sp import SplitRows
 
@@ -189,9 +189,9 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     library = torch.library.Library("_C", "FRAGMENT")
     library.define("fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> ()")
-    monkeypatch.setattr(vllm, "_epilogues", set())
-    vllm._add_passes()
-    vllm._add_passes()
+    monkeypatch.setattr(_vllm_passes, "built", set())
+    _vllm_passes.add_passes()
+    _vllm_passes.add_passes()
     config, manager = configured(sizes=[1, 8]), PostGradPassManager()
     manager.configure(config)
     assert manager.passes[1:] == ["theirs"]
@@ -200,14 +200,14 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
     _, ahead, fusion, theirs = manager.passes
     assert isinstance(ahead, SequenceParallelismPass) and isinstance(fusion, SplitRows) and theirs == "theirs"
     assert fusion.norms.is_applicable_for_range(SimpleNamespace(start=1, end=split.scheduler_config.max_num_batched_tokens))
-    vllm._epilogues.add(Epilogue(0, "matmul_all_reduce", 64, 128, torch.bfloat16, 0, False, 1e-5))
+    _vllm_passes.built.add(Epilogue(0, "matmul_all_reduce", 64, 128, torch.bfloat16, 0, False, 1e-5))
     manager.configure(config)
     _, fusion, theirs = manager.passes
     assert isinstance(fusion, NormFusion) and fusion.most == 8 and theirs == "theirs"
 
 
 def test_a_step_raises_what_a_communicator_found(monkeypatch):
-    from flux_tp.integrations import vllm
+    from flux_tp.integrations import _vllm_groups
 
     class Broken:
         def check(self):
@@ -221,9 +221,9 @@ def test_a_step_raises_what_a_communicator_found(monkeypatch):
         def execute_model(self, output):
             return output
 
-    step = vllm.checked(Worker.execute_model)
+    step = _vllm_groups.checked(Worker.execute_model)
     assert step(Worker(), 5) == 5 and step(Worker(), Later()).get_output() == 7
-    monkeypatch.setitem(vllm._communicators, "tp:0", Broken())
+    monkeypatch.setitem(_vllm_groups._communicators, "tp:0", Broken())
     later = step(Worker(), Later())
     for asked in (lambda: step(Worker(), 5), later.get_output):
         with pytest.raises(RuntimeError, match="a peer is lost"):

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from .._arguments import BLOCK
 
-__all__ = ["MULTIPLES", "held", "kernel_of", "scales_of", "widen"]
+__all__ = ["MULTIPLES", "computes", "held", "kernel_of", "scales_of", "widen"]
 
 # Linear methods, and a scheme of compressed tensors, that leave 8-bit weights to `fp8_linear`.
 _METHODS = {
@@ -57,6 +57,16 @@ def kernel_of(layer: Any) -> Any:
     return method.fp8_linear if type(method).__name__ in _METHODS else None
 
 
+def computes(scales: str) -> bool:
+    """Whether this GPU and the settings let the op take operands with such scales."""
+    if scales == "none":
+        return True
+    from vllm import envs
+
+    # Batch-invariant vLLM dequantises weights, but those with scales of blocks.
+    return torch.cuda.get_device_capability() == (9, 0) and (scales == "block" or not envs.VLLM_BATCH_INVARIANT)
+
+
 def widen(layer: Any) -> None:
     """Has the one scale of a weight stand for each of its rows, whenever vLLM has processed what it loaded.
 
@@ -74,8 +84,13 @@ def widen(layer: Any) -> None:
     layer.quant_method.process_weights_after_loading = run
 
 
-def held(layer: Any, form: str) -> tuple[Tensor, Tensor] | None:
-    """The weight ``[n, k_r]`` and its scales, views of what the layer holds; ``None`` where a kernel of vLLM has repacked them."""
+def held(layer: Any, form: str) -> tuple[Tensor, Tensor | None] | None:
+    """The weight ``[n, k_r]`` and its scales, views of what the layer holds; ``None`` where a kernel of vLLM has repacked them.
+
+    16-bit weights have no scales.
+    """
+    if form == "none":
+        return layer.weight, None
     # With scales other than those of blocks, vLLM holds `[k_r, n]`: a view of rows as loaded.
     weight = layer.weight if form == "block" else layer.weight.t()
     scale = getattr(layer, "weight_scale_inv", None)

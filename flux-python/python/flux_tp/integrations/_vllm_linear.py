@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._vllm_fp8 import held, kernel_of
 
-__all__ = ["LINEAR", "bias_of", "layer_of", "marked", "number"]
+__all__ = ["LINEAR", "layer_of", "marked", "number"]
 
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _count = 0
@@ -55,18 +55,13 @@ def layer_of(number: int) -> Any:
     return _layers[number]
 
 
-def bias_of(layer: Any) -> Tensor | None:
-    """The bias that is part of the layer's product."""
-    return None if layer.skip_bias_add else layer.bias
-
-
 def marked(layer: Any, x: Tensor) -> Tensor | None:
     """The layer's product as one op; ``None`` where the weight is not as flux_tp takes it."""
-    form = layer.flux_scales
-    weight, scale = (layer.weight, None) if form == "none" else held(layer, form) or (None, None)
-    if weight is None:
+    found = held(layer, layer.flux_scales)
+    if found is None:
         return None
+    weight, scale = found
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    given = layer.input_scale.reshape(1, 1) if form == "tensor" else None
-    y = LINEAR(rows, weight, scale, given, bias_of(layer), layer.flux_number)
+    given = layer.input_scale.reshape(1, 1) if layer.flux_scales == "tensor" else None
+    y = LINEAR(rows, weight, scale, given, None if layer.skip_bias_add else layer.bias, layer.flux_number)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], y.shape[-1])

@@ -77,12 +77,13 @@ class _Linear:
             m = self._rows(self.x)
             rows = m if op == "matmul_all_reduce" else self._add(operator.floordiv, m, self.comm.world_size)
             x, scale_x = self.x, self.given
-            if self.form != "none":
+            if self.form == "tensor":
+                x = self._quantised(x)
+            elif self.form != "none":
                 wide, k = self._quantised(x), x.meta["val"].shape[1]
-                x = self._add(torch.ops.aten.slice.Tensor, wide, 1, 0, k) if self.form != "tensor" else wide
-                if self.form != "tensor":
-                    behind = self._add(torch.ops.aten.view.dtype, wide, torch.float32)
-                    scale_x = self._add(torch.ops.aten.slice.Tensor, behind, 1, k // 4, k // 4 + (1 if self.form == "row" else k // 128))
+                x = self._add(torch.ops.aten.slice.Tensor, wide, 1, 0, k)
+                behind = self._add(torch.ops.aten.view.dtype, wide, torch.float32)
+                scale_x = self._add(torch.ops.aten.slice.Tensor, behind, 1, k // 4, k // 4 + (1 if self.form == "row" else k // 128))
             self._replace(user, self._call(op, x, scale_x, m, rows))
 
     def fuse_column(self, built: set[Any]) -> None:
