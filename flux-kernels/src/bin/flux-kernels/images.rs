@@ -190,7 +190,7 @@ pub(crate) struct Wrong {
 }
 
 /// Compares a table with the sources. Images without a row of their sources are compiled, and a
-/// sample of the others, which another `seed` changes.
+/// sample of the others, which another `seed` changes; all by another release than the table's.
 ///
 /// # Errors
 /// Those of `compile`.
@@ -216,13 +216,15 @@ pub(crate) fn check<E>(
             images.len()
         ));
     }
-    fresh.sort_by_cached_key(|image| Sha256::digest(format!("{seed} {image}")).to_vec());
-    fresh.truncate(SAMPLE);
-    println!("{} images to compile, and a sample of {}", stale.len(), fresh.len());
     let is_comparable = table.release == release;
-    if !is_comparable {
+    if is_comparable {
+        fresh.sort_by_cached_key(|image| Sha256::digest(format!("{seed} {image}")).to_vec());
+        fresh.truncate(SAMPLE);
+        println!("{} images to compile, and a sample of {}", stale.len(), fresh.len());
+    } else {
         println!(
-            "resources are not compared: the table is of NVRTC {}, and this is {release}",
+            "all images are compiled, and resources are not compared: the table is of NVRTC {}, \
+             and this is {release}",
             table.release
         );
     }
