@@ -17,7 +17,7 @@ from oracle import close, operand
 N, K, MAX_M = 64, 128, 40
 
 
-def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, least=None, ubatching=False, offloaded=0.0, mode=3, eps=1e-5):
+def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, least=None, ubatching=False, offloaded=0.0, mode=3, eps=1e-5, lora=None):
     """The parts of a VllmConfig that the plugin reads."""
     return SimpleNamespace(
         compilation_config=SimpleNamespace(
@@ -27,6 +27,7 @@ def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, least=N
             mode=mode,
         ),
         model_config=SimpleNamespace(dtype=BF16, hf_text_config=SimpleNamespace(**({} if eps is None else {"rms_norm_eps": eps}))),
+        lora_config=lora,
         speculative_config=drafted and SimpleNamespace(num_speculative_tokens=drafted),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=max_m),
         parallel_config=SimpleNamespace(use_ubatching=ubatching, tensor_parallel_size=2),

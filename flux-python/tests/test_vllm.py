@@ -95,10 +95,13 @@ def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
 
     from flux_tp.integrations import vllm
 
-    registry = {}
-    names = ("RowParallelLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear")
-    theirs = {name: type(name, (), {"register_oot": classmethod(lambda cls, of: registry.__setitem__(cls.__name__, of))}) for name in names}
-    registry["QKVParallelLinear"] = type("Another", (), {})
+    registry, taken = {}, []
+    row = type("RowParallelLinear", (), {"register_oot": classmethod(lambda cls, of: registry.__setitem__(cls.__name__, of))})
+    column = type("ColumnParallelLinear", (), {"__init__": lambda self, n: setattr(self, "n", n)})
+    merged, qkv = (type(name, (column,), {}) for name in ("MergedColumnParallelLinear", "QKVParallelLinear"))
+    other = type("Other", (merged,), {})
+    theirs = {kind.__name__: kind for kind in (row, column, merged, qkv)}
+    monkeypatch.setattr(vllm.ColumnParallel, "_is_taken", lambda self: taken.append(self.n) or self.n > 1)
     sequence = ModuleType("vllm.compilation.passes.fusion.sequence_parallelism")
     sequence.get_sequence_parallelism_threshold = lambda hidden, tp, bytes: 1024
     given = {
@@ -115,20 +118,47 @@ def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
     monkeypatch.setenv("FLUX_VLLM", "1")
     for _ in range(2):
         vllm.register()
-        assert issubclass(registry["RowParallelLinear"], (vllm.RowParallel, theirs["RowParallelLinear"]))
-        assert all(issubclass(registry[name], vllm.ColumnParallel) for name in names[1:3])
-        # Another plugin's stays.
-        assert registry["QKVParallelLinear"].__name__ == "Another"
+        assert issubclass(registry["RowParallelLinear"], (vllm.RowParallel, row))
+        taken.clear()
+        # A layer that is not taken has its very class.
+        for kind in (column, merged, qkv):
+            assert type(kind(1)) is kind
+            layer = kind(2)
+            assert isinstance(layer, vllm.ColumnParallel) and isinstance(layer, kind) and type(layer).__name__ == f"Flux{kind.__name__}"
+        assert type(other(3)) is other and taken == [1, 2] * 3
         # vLLM asks for the least rows where the user gives none.
         assert sequence.get_sequence_parallelism_threshold(8192, 2, 2) == 1
+
+
+def test_another_plugins_row_parallel_layer_stays(monkeypatch, caplog):
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    from flux_tp.integrations import vllm
+
+    other, column = type("Another", (), {}), type("ColumnParallelLinear", (), {})
+    layers = SimpleNamespace(RowParallelLinear=type("RowParallelLinear", (), {}), ColumnParallelLinear=column)
+    given = {
+        "": {"envs": SimpleNamespace(environment_variables={})},
+        ".model_executor.custom_op": {"op_registry_oot": {"RowParallelLinear": other}},
+        ".model_executor.layers": {"linear": layers},
+        ".platforms": {"current_platform": SimpleNamespace(is_cuda=lambda: False)},
+    }
+    for name, of in given.items():
+        module = ModuleType(f"vllm{name}")
+        vars(module).update(of)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("FLUX_VLLM", "1")
+    vllm.register()
+    assert "Another has the place" in caplog.text and not hasattr(column.__init__, "flux_takes")
 
 
 def test_settings_that_keep_vllms_layers():
     from cases_vllm import configured
     from flux_tp.integrations._vllm_config import unfit
 
-    assert unfit(configured()) is None and unfit(configured(enable_sp=True)) is None
-    refused = [({"enable_sp": True, "mode": 0}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")]
+    assert unfit(configured()) is None and unfit(configured(enable_sp=True)) is None and unfit(configured(lora=object())) is None
+    refused = [({"enable_sp": True, "mode": 0}, "enable_sp"), ({"enable_sp": True, "lora": object()}, "LoRA"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")]
     for settings, word in refused:
         assert word in unfit(configured(**settings))
 

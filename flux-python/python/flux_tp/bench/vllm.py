@@ -27,8 +27,8 @@ __all__ = ["CASES", "random_weights", "rows_of", "run"]
 # Name, batch, input tokens, output tokens.
 CASES = [("prefill", 4, 2048, 1)] + [("decode", batch, 128, 32) for batch in (1, 16, 64, 256)]
 WARMUPS = 2
-# Modes of flux_tp's plugin.
-FUSED = ("flux", "flux_sp")
+FUSED = {"flux": 2, "flux_sp": 4}
+"""Modes of flux_tp's plugin, with how many linear layers of a decoder layer it computes."""
 # Greedy tokens that modes are compared by.
 PROMPTS, TOKENS = 16, 16
 
@@ -190,8 +190,9 @@ def _measure(mode: str, tp: int, folder: Path, samples: int, scales: str) -> Non
     )
     fused = llm.apply_model(weights)
     print(f"{mode}: flux_tp computes {fused[0]} layers of each rank", flush=True)
-    if (mode in FUSED) != (fused[0] > 0):
-        raise SystemExit(f"{mode}: flux_tp computes {fused[0]} layers")
+    expected = FUSED.get(mode, 0) * json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+    if fused[0] != expected:
+        raise SystemExit(f"{mode}: flux_tp computes {fused[0]} layers, and {expected} are to be")
     numbers = np.random.default_rng(0)
 
     def prompts(batch: int, length: int) -> list[dict[str, Any]]:

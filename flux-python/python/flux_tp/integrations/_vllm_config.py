@@ -49,6 +49,8 @@ def unfit(config: Any) -> str | None:
     """What in the settings keeps vLLM's own layers; the same on every rank."""
     if config.compilation_config.pass_config.enable_sp and config.compilation_config.mode != _COMPILED:
         return "enable_sp needs vLLM's compiler"
+    if config.compilation_config.pass_config.enable_sp and config.lora_config is not None:
+        return "LoRA does not know layers with split rows"
     if config.parallel_config.use_ubatching:
         return "micro-batches run on two streams"
     if config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.prefetch.offload_group_size > 0:

@@ -60,15 +60,18 @@ def _connect(group: Any, config: Any) -> Communicator | None:
             return comm
         reason = f"the transport is {comm.transport}, and CUDA graphs need nvlink"
         comm.close()
-    _log.warning("flux_tp: the layers stay vLLM's, as %s", reason)
+    split = config.compilation_config.pass_config.enable_sp
+    theirs = f"; vLLM splits rows from {least_split(config)} on, or from sp_min_token_num on" if split else ""
+    _log.warning("flux_tp: the layers stay vLLM's, as %s%s", reason, theirs)
     return None
 
 
 def graph_key() -> str:
-    """What in compiled graphs is of flux_tp, the same on every rank: numbers of communicators end with the rank."""
+    """What in compiled graphs is of flux_tp, the same on every rank: the last number of a layer, and those of communicators, which end with the rank."""
     from .. import __version__
+    from ._vllm_linear import count
 
-    return f"{__version__} {[(name, comm and comm.id - comm.rank) for name, comm in sorted(_communicators.items())]}"
+    return f"{__version__} {count()} {[(name, comm and comm.id - comm.rank) for name, comm in sorted(_communicators.items())]}"
 
 
 def _check_steps() -> None:

@@ -6,7 +6,8 @@ a captured call builds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +38,10 @@ class _Parallel:
     flux_fused: bool = False
     """Whether calls are of flux_tp; with split rows those of a graph that this process has compiled."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def _is_taken(self) -> bool:
+        """Builds the ops of the layer, where it fits and the settings allow them; collective."""
         if not fusable(self):
-            return
+            return False
         from vllm import envs
         from vllm.config import get_current_vllm_config
         from vllm.distributed.parallel_state import get_tp_group
@@ -49,18 +50,19 @@ class _Parallel:
         split = config.compilation_config.pass_config.enable_sp
         # Whole rows are not gathered.
         if self.flux_op == "all_gather_matmul" and not split:
-            return
+            return False
         group = get_tp_group()
         comm = communicator(group, config)
         # A layer may be split over fewer ranks than its group has.
         if comm is None or comm.world_size != self.tp_size or not computes(scales_of(self)):
-            return
+            return False
         rows, eps = captured(config), normed(config, envs.VLLM_BATCH_INVARIANT)
         if split:
             self._split(comm, rows, eps, least_split(config), group.unique_name)
         else:
             # Behind 8-bit operands vLLM's norm quantises, too.
             self._fuse(comm, rows, eps if scales_of(self) == "none" else None)
+        return True
 
     def _split(self, comm: Communicator, rows: Sequence[int], eps: float | None, least: int, group: str) -> None:
         """Builds the ops of the layer with split rows; collective. ``least``: rows of the smallest graph that has them split."""
@@ -80,9 +82,28 @@ class _Parallel:
 
 
 class ColumnParallel(_Parallel):
-    """In front of vLLM's ColumnParallelLinear and its subclasses: all-gather and GEMM are one op where rows are split."""
+    """In front of vLLM's column-parallel layers: all-gather and GEMM are one op where rows are split.
+
+    LoRA and others know such a layer by its very class, so only a layer that is taken changes it.
+    """
 
     flux_op = "all_gather_matmul"
+
+    @staticmethod
+    def taking(construct: Callable[..., None], kinds: Collection[type]) -> Callable[..., None]:
+        """The constructor of these layers, which changes those that are taken."""
+
+        @functools.wraps(construct)
+        def run(self: Any, *args: Any, **options: Any) -> None:
+            construct(self, *args, **options)
+            theirs = type(self)
+            if theirs in kinds:
+                self.__class__ = _fused(theirs)
+                if not self._is_taken():
+                    self.__class__ = theirs
+
+        run.flux_takes = True
+        return run
 
     def forward(self, input_: Tensor) -> Any:
         if self.flux_number is None or not torch.compiler.is_compiling():
@@ -101,6 +122,10 @@ class RowParallel(_Parallel):
 
     flux_op = "matmul_reduce_scatter"
     flux_rows: frozenset[int] = frozenset()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._is_taken()
 
     def _fuse(self, comm: Communicator, rows: Sequence[int], eps: float | None) -> None:
         """Builds the ops of the layer; collective. ``eps``: that of a norm behind it, which a compiled graph may have in the op."""
@@ -144,6 +169,11 @@ class RowParallel(_Parallel):
         if self.flux_number is not None or m > self.flux_comm.max_m or x.stride(-1) != 1:
             return False
         return m in self.flux_rows or not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+@functools.cache
+def _fused(theirs: type) -> type:
+    return type(f"Flux{theirs.__name__}", (ColumnParallel, theirs), {})
 
 
 def fusable(layer: Any) -> bool:

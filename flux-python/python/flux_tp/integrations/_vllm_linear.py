@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._vllm_fp8 import held, kernel_of
 
-__all__ = ["LINEAR", "layer_of", "marked", "number"]
+__all__ = ["LINEAR", "count", "layer_of", "marked", "number"]
 
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _count = 0
@@ -48,6 +48,11 @@ def number(layer: Any) -> int:
     quantise = getattr(kernel_of(layer), "quant_fp8", None)
     if quantise is not None:
         quantise._forward_method = quantise.forward_cuda
+    return _count
+
+
+def count() -> int:
+    """The last number of a layer."""
     return _count
 
 

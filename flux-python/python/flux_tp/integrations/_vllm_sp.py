@@ -110,8 +110,9 @@ class _Linear:
         if self.given is not None:
             if any(node.op != "placeholder" for node in self.given.all_input_nodes):
                 return None
-            # It may stand behind the call that takes it.
-            call.prepend(self.given)
+            if self.given.op != "placeholder":
+                # It may stand behind the call that takes it.
+                call.prepend(self.given)
         second = call.kwargs["second"]
         with self.graph.inserting_before(call):
             wide = self._empty(second.args[0][0], width_of_rows(self.form, x.meta["val"].shape[1]), E4M3)

@@ -39,13 +39,17 @@ def register() -> None:
     from vllm.model_executor.layers import linear
     from vllm.platforms import current_platform
 
-    for name in ("RowParallelLinear", "ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear"):
-        known, own = op_registry_oot.get(name), RowParallel if name == "RowParallelLinear" else ColumnParallel
-        if known is None:
-            theirs = getattr(linear, name)
-            theirs.register_oot(type(f"Flux{name}", (own, theirs), {}))
-        elif not issubclass(known, own):
-            _log.warning("flux_tp: %s.%s has the place of %s, none is fused", known.__module__, known.__name__, name)
+    theirs = linear.RowParallelLinear
+    known = op_registry_oot.get(theirs.__name__)
+    if known is None:
+        theirs.register_oot(type("FluxRowParallelLinear", (RowParallel, theirs), {}))
+    elif not issubclass(known, RowParallel):
+        _log.warning("flux_tp: %s.%s has the place of RowParallelLinear, nothing is fused", known.__module__, known.__name__)
+        return
+    columns = linear.ColumnParallelLinear
+    if not hasattr(columns.__init__, "flux_takes"):
+        kinds = columns, linear.MergedColumnParallelLinear, linear.QKVParallelLinear
+        columns.__init__ = ColumnParallel.taking(columns.__init__, kinds)
     if current_platform.is_cuda():
         from vllm.compilation.passes.fusion import sequence_parallelism
 
