@@ -101,7 +101,7 @@ def test_whole_models_have_the_losses_and_logits_of_pytorchs_styles(tmp_path):
     few = ["--ms", "16", "--layers", "1", "--samples", "1", "--modes", "torch,flux,async_tp", "--transport", "host"]
     measure("models", *few, "--json", str(path))
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["phase"], row.get("m"), row.get("batch")) for row in rows] == [("steps", 16, None), ("prefill", 16, None), ("generate", None, 16)]
+    assert [(row["phase"], row.get("m"), row.get("batch")) for row in rows] == [("steps", 16, None), ("prompt", 16, None), ("generate", None, 16)]
     for row in rows:
         assert row["verified"] and set(row["ms"]) == {"torch", "flux"} and set(row["why"]) == {"async_tp"}, row
         # Computed in other ways, so that not all bits are alike.

@@ -169,6 +169,7 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         "train" => "Training: forward and backward of a layer".to_owned(),
         "megatron" => "Training: a step of Megatron-Core".to_owned(),
         "steps" => "Training: a step of a model of transformers".to_owned(),
+        "prompt" => "Prefill: a prompt of a model of transformers".to_owned(),
         "generate" => "Decoding: a token of a model of transformers".to_owned(),
         other => other.replace("vllm", "vLLM:"),
     });

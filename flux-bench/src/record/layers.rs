@@ -31,7 +31,8 @@ pub struct LayersReport {
 pub struct LayerRow {
     /// Of which a layer was measured.
     pub model: String,
-    /// `prefill`, `decode`, `train`, `megatron`, `vllm`, or of whole models `steps` or `generate`.
+    /// `prefill`, `decode`, `train`, `megatron`, `vllm`, or of whole models `steps`, `prompt` or
+    /// `generate`.
     pub phase: String,
     /// Rows of a call; an engine's answers have requests instead.
     pub m: Option<u32>,
@@ -146,7 +147,7 @@ impl LayerRow {
             "train" => "sp",
             "megatron" => "megatron",
             "vllm" => "default",
-            "steps" | "generate" => return self.best_other(),
+            "steps" | "prompt" | "generate" => return self.best_other(),
             _ => self
                 .modes()
                 .into_iter()

@@ -79,12 +79,15 @@ fn whole_models_are_compared_with_the_fastest_of_pytorchs_ways() {
         serde_json::json!({ "torch": 4.0, "async_tp": 3.0, "flux": 2.0, "flux_compiled": 1.0 });
     value["rows"] = serde_json::json!([
         { "model": "llama3-8b", "phase": "steps", "m": 2048, "tp": 2, "ms": ms, "verified": true },
+        { "model": "llama3-8b", "phase": "prompt", "m": 2048, "tp": 2, "ms": ms, "verified": true },
         { "model": "llama3-8b", "phase": "generate", "batch": 16, "tp": 2, "ms": ms, "verified": true },
     ]);
     fs::write(&path, value.to_string()).unwrap();
     let Record::Layers(report) = read(&path).unwrap() else { panic!("of another kind") };
-    let [steps, generate] = &report.rows[..] else { panic!("two rows") };
-    assert_eq!((steps.base(), steps.speed_up("flux")), (Some(("async_tp", 3.0)), Some(1.5)));
+    let [steps, prompt, generate] = &report.rows[..] else { panic!("three rows") };
+    for row in [steps, prompt] {
+        assert_eq!((row.base(), row.speed_up("flux")), (Some(("async_tp", 3.0)), Some(1.5)));
+    }
     assert_eq!(generate.label(), "llama3-8b generate batch 16");
 }
 

@@ -280,7 +280,8 @@ def scaled_product(
         # torch takes the scales of x one column behind the other.
         if scale_a.stride() != (1, scale_a.shape[0]):
             scale_a = torch.empty_like(scale_a.t(), memory_format=torch.contiguous_format).copy_(scale_a.t()).t()
-        # cuBLAS reads rows of a multiple of four scales of the weight. With others `torch._scaled_mm` is wrong.
+        # cuBLAS reads rows of a multiple of four scales of the weight.
+        # With others the results of `torch._scaled_mm` are wrong.
         if more := -scale_b.shape[1] % 4:
             scale_b = pad(scale_b, (0, more))
         forms = [ScalingType.BlockWise1x128.value], [ScalingType.BlockWise128x128.value]

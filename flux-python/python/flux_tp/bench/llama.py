@@ -37,7 +37,7 @@ PROMPT = 128
 """Tokens of a prompt."""
 RATE = 1e-4
 """AdamW's learning rate."""
-TOLERANCES = {"steps": 2.0**-7, "prefill": 2.0**-4, "generate": 2.0**-4}
+TOLERANCES = {"steps": 2.0**-7, "prompt": 2.0**-4, "generate": 2.0**-4}
 """Largest relative differences: of two losses, a unit in the last place of bf16; of logits, which have some 60 roundings
 of 2^-9 behind them on both sides."""
 LEAST_LOSS = 2.0**-5
@@ -88,7 +88,7 @@ def _row(ranks: Ranks, mesh: DeviceMesh, options: Options, name: str, phase: str
     """``count``: tokens of a step or of a prompt, or prompts."""
     # Of another number of rows, which would be compiled as one of any.
     torch._dynamo.reset()
-    made: dict[str, _Training | _Prefill | _Decoding] = {}
+    made: dict[str, _Training | _Prompt | _Decoding] = {}
     calls: dict[str, Callable[[], object]] = {}
     why: dict[str, str] = {}
     for label in options.modes:
@@ -188,7 +188,7 @@ class _Training:
         return [loss.item() for loss in self.losses]
 
 
-class _Prefill:
+class _Prompt:
     """A model that reads one prompt, without a cache."""
 
     def __init__(self, ranks: Ranks, mesh: DeviceMesh, mode: _Mode, options: Options, name: str, m: int) -> None:
@@ -267,6 +267,6 @@ def _of_logits(ones: list[Tensor], others: list[Tensor]) -> float:
     return torch.stack(found).nan_to_num(nan=float("inf")).max().item()
 
 
-_KINDS = {"steps": _Training, "prefill": _Prefill, "generate": _Decoding}
-_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {"steps": partial(difference, least=LEAST_LOSS), "prefill": _of_logits, "generate": _of_logits}
+_KINDS = {"steps": _Training, "prompt": _Prompt, "generate": _Decoding}
+_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {"steps": partial(difference, least=LEAST_LOSS), "prompt": _of_logits, "generate": _of_logits}
 """How far the results of a mode are from those of the first."""

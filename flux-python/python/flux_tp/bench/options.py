@@ -14,7 +14,7 @@ PHASES = {
     "train": (2048, 8192),
 }
 """The phases of layers, each with its numbers of rows."""
-OF_MODELS = {"steps": (2048, 8192), "prefill": (2048, 8192), "generate": (1, 16, 64)}
+OF_MODELS = {"steps": (2048, 8192), "prompt": (2048, 8192), "generate": (1, 16, 64)}
 """The phases of whole models, with tokens of a step or of a prompt, and numbers of prompts."""
 ENGINES = ("default", "async_tp", "flux", "flux_sp")
 """How vLLM's layers are computed in its runs."""

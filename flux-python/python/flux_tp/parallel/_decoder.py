@@ -20,15 +20,18 @@ from .._rows import all_reduce
 from ._mesh import local
 from ._modules import ColwiseLinear, OwnRows, QuantizedRows, RowwiseLinear
 
-__all__ = ["fuse_residuals", "is_known", "least_rows", "split_rows"]
+__all__ = ["are_only_handed_on", "fuse_residuals", "is_known", "least_rows", "split_rows"]
 
 _FAMILIES = [f"transformers.models.{name}" for name in ("llama", "mistral", "qwen2", "qwen3")]
 
 
 def is_known(layer: nn.Module) -> bool:
     """Whether a layer is ``y = x + attention(norm(x))``, ``y + mlp(norm(y))`` with RMSNorms, by its class in transformers."""
-    package = type(layer).__module__.rpartition(".")[0]
-    return package in _FAMILIES and type(layer).__name__.endswith("DecoderLayer")
+    return _is_of_families(layer) and type(layer).__name__.endswith("DecoderLayer")
+
+
+def _is_of_families(module: nn.Module) -> bool:
+    return type(module).__module__.rpartition(".")[0] in _FAMILIES
 
 
 def fuse_residuals(layers: Sequence[nn.Module], final_norm: nn.Module) -> list[nn.Module]:
@@ -81,19 +84,25 @@ def least_rows(layer: nn.Module, comm: Communicator) -> int:
     return int(all_reduce(torch.tensor([1 << least], device=device), "max", comm)) if world > 1 else 1 << least
 
 
+def are_only_handed_on(stack: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether a stack of known layers only hands hidden states from one to the next, by its class in transformers."""
+    return _is_of_families(stack) and all(is_known(layer) for layer in layers)
+
+
 def split_rows(stack: nn.Module, layers: Sequence[nn.Module], final_norm: nn.Module, comm: Communicator, least: int) -> None:
     """Has the ranks split the rows of hidden states between known layers, all of ``stack``, in calls of ``least`` rows or more."""
 
     def decide(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # A caller that asks for hidden states gets those of all ranks, and collectives on rows have no gradients.
-        asked = named.get("output_hidden_states", getattr(stack.config, "output_hidden_states", False))
+        # A caller that asks for hidden states gets those of all ranks.
+        # Collectives on rows have no gradients.
+        asked = named.get("output_hidden_states", stack.config.output_hidden_states)
         layers[0].splits = None if asked or torch.is_grad_enabled() else (least, comm)
 
     stack.register_forward_pre_hook(decide, with_kwargs=True)
     # It follows no op, and takes a rank's own rows.
     first = layers[0].input_layernorm
     first.__class__ = _taking(type(first))
-    layers[0].splits, final_norm.joins = (least, comm), comm
+    final_norm.joins = comm
 
 
 @cache
@@ -112,13 +121,19 @@ def _taking(kind: type) -> type:
     return type(kind.__name__, (kind,), {"forward": forward, "given": None, "joins": None, "__module__": kind.__module__})
 
 
+def _are_split(hidden_states: Tensor, least: int, comm: Communicator) -> bool:
+    m = hidden_states.shape[:-1].numel()
+    # A graph of any number of rows has one part for all ranks.
+    return m >= least and (m % comm.world_size == 0 or not torch.compiler.is_compiling())
+
+
 @cache
 def _adding(kind: type) -> type:
     """A decoder layer whose row-parallel ops add the residual."""
 
     def forward(self: nn.Module, hidden_states: Tensor | OwnRows, **named: Any) -> Tensor | OwnRows:
         attended: RowwiseLinear = self.self_attn.o_proj
-        if self.splits is not None and hidden_states.shape[:-1].numel() >= self.splits[0]:
+        if self.splits is not None and _are_split(hidden_states, *self.splits):
             hidden_states = OwnRows.of(hidden_states, self.splits[1])
         try:
             attended.residual = hidden_states

@@ -66,7 +66,8 @@ class OwnRows(NamedTuple):
     def of(cls, x: Tensor, comm: Communicator) -> OwnRows:
         """Those of a tensor that every rank has whole."""
         rows = x.flatten(0, -2)
-        each, more = divmod(rows.shape[0], comm.world_size)
+        # Not by divmod, which torch.compile does not trace.
+        each, more = rows.shape[0] // comm.world_size, rows.shape[0] % comm.world_size
         return cls(rows.narrow(0, comm.rank * each + min(comm.rank, more), each + (comm.rank < more)), x.shape)
 
     def whole(self, comm: Communicator) -> Tensor:

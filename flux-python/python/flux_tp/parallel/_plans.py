@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from .._comm import Communicator
 from ..errors import OperandError
-from ._decoder import fuse_residuals, is_known, least_rows, split_rows
+from ._decoder import are_only_handed_on, fuse_residuals, is_known, least_rows, split_rows
 from ._loss import causal_lm_loss
 from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
@@ -218,7 +218,7 @@ class _Plan:
                 row._replace(words=f"{row.words} with residual and norm") if id(self.model.get_submodule(row.module)) in fused else row
                 for row in self.rows
             ]
-            if all(is_known(layer) for layer in self.layers):
+            if are_only_handed_on(self.stack, self.layers):
                 self.split_rows = self.split_rows or least_rows(self.layers[0], self.comm)
                 split_rows(self.stack, self.layers, self.final_norm, self.comm, self.split_rows)
             return
@@ -248,7 +248,7 @@ class _Plan:
         title = f"{type(self.model).__name__} on {self.comm.world_size} ranks, for {'training' if self.training else 'inference'}"
         width = max(len(name) for name, _, _ in lines)
         lines = [f"  {name:{width}} {count:>4}  {words}" for name, count, words in lines]
-        if not self.training and self.split_rows is not None:
+        if not self.training and self.split_rows is not None and self.split_rows <= self.comm.max_m:
             lines.append(f"  from {self.split_rows} rows on each rank has its part of them between layers: AllGather-GEMM and GEMM-ReduceScatter")
         return "\n".join([title, *lines])
 
