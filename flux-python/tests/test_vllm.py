@@ -89,8 +89,18 @@ def test_rows_that_are_split():
     assert captured(configured(sizes=[1, 3, 8], max_m=64, drafted=1, enable_sp=True)) == [1, 2, 3, 4, 8]
 
 
-def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
+def as_vllm(monkeypatch, given):
+    """Has modules of vLLM, by their names behind ``vllm``, hold what is given."""
     import sys
+    from types import ModuleType
+
+    for name, of in given.items():
+        module = ModuleType(f"vllm{name}")
+        vars(module).update(of)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
     from types import ModuleType, SimpleNamespace
 
     from flux_tp.integrations import vllm
@@ -111,10 +121,7 @@ def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
         ".platforms": {"current_platform": SimpleNamespace(is_cuda=lambda: True)},
         ".compilation.passes.fusion": {"sequence_parallelism": sequence},
     }
-    for name, of in given.items():
-        module = ModuleType(f"vllm{name}")
-        vars(module).update(of)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    as_vllm(monkeypatch, given)
     monkeypatch.setenv("FLUX_VLLM", "1")
     for _ in range(2):
         vllm.register()
@@ -131,8 +138,7 @@ def test_vllm_makes_its_layers_with_those_of_flux(monkeypatch):
 
 
 def test_another_plugins_row_parallel_layer_stays(monkeypatch, caplog):
-    import sys
-    from types import ModuleType, SimpleNamespace
+    from types import SimpleNamespace
 
     from flux_tp.integrations import vllm
 
@@ -144,10 +150,7 @@ def test_another_plugins_row_parallel_layer_stays(monkeypatch, caplog):
         ".model_executor.layers": {"linear": layers},
         ".platforms": {"current_platform": SimpleNamespace(is_cuda=lambda: False)},
     }
-    for name, of in given.items():
-        module = ModuleType(f"vllm{name}")
-        vars(module).update(of)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    as_vllm(monkeypatch, given)
     monkeypatch.setenv("FLUX_VLLM", "1")
     vllm.register()
     assert "Another has the place" in caplog.text and not hasattr(column.__init__, "flux_takes")
@@ -182,8 +185,7 @@ def test_where_8_bit_layers_are_fused(monkeypatch):
 
 
 def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
-    import sys
-    from types import ModuleType, SimpleNamespace
+    from types import SimpleNamespace
 
     import torch
     from cases_vllm import configured
@@ -213,10 +215,7 @@ def test_the_pass_is_ahead_of_vllms_own(monkeypatch):
         "compilation.passes.utility.noop_elimination": {"NoOpEliminationPass": NoOpEliminationPass},
         "model_executor.layers.layernorm": {"RMSNorm": SimpleNamespace(forward_static=forward_static)},
     }
-    for name, of in given.items():
-        module = ModuleType(f"vllm.{name}")
-        vars(module).update(of)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    as_vllm(monkeypatch, {f".{name}": of for name, of in given.items()})
     library = torch.library.Library("_C", "FRAGMENT")
     library.define("fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float epsilon) -> ()")
     monkeypatch.setattr(_vllm_passes, "built", set())

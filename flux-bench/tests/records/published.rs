@@ -141,12 +141,8 @@ fn kept_line(row: &LayerRow) -> String {
     )
 }
 
-/// The table line of a decode row of layers whose rows are split over the ranks, too; nothing of
-/// other phases.
+/// The table line of a row of layers whose rows are split over the ranks, too.
 fn split_line(row: &LayerRow) -> String {
-    if row.phase != "decode" {
-        return String::new();
-    }
     let (best, best_ms) = row.best_other().unwrap();
     let [none, flux, split] = ["none", "flux", "flux_sp"].map(|mode| row.ms[mode]);
     let (speed_up, hidden) = (row.speed_up("flux_sp").unwrap(), row.hidden("flux_sp").unwrap());
@@ -191,13 +187,17 @@ fn answer_line(row: &LayerRow) -> String {
     format!("| {case} | {batch} | {input} | {output} | {times} |")
 }
 
-/// The lines of all rows of some records that have what a line needs.
+/// The lines of all rows of some records that have the mode which a line needs.
 fn lines_of(files: &str, needs: &str, line: fn(&LayerRow) -> String) -> Vec<String> {
+    rows_of(files, needs).iter().map(line).collect()
+}
+
+fn rows_of(files: &str, needs: &str) -> Vec<LayerRow> {
     let read = |file: &str| -> LayersReport {
         serde_json::from_slice(&fs::read(root().join(file)).unwrap()).unwrap()
     };
     let rows = files.split(' ').flat_map(|file| read(file).rows);
-    rows.filter(|row| row.ms.contains_key(needs)).map(|row| line(&row)).collect()
+    rows.filter(|row| row.ms.contains_key(needs)).collect()
 }
 
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
@@ -245,8 +245,9 @@ fn tables_of_documents_stand_in_the_results() {
                 assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
                 kinds[4] += 1;
             } else if let Some(files) = comment.strip_prefix("split layers of ") {
-                let lines = lines_of(files, "flux_sp", split_line);
-                let lines: Vec<_> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+                let rows = rows_of(files, "flux_sp").into_iter();
+                let decode = rows.filter(|row| row.phase == "decode");
+                let lines: Vec<_> = decode.map(|row| split_line(&row)).collect();
                 assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
                 kinds[8] += 1;
             } else if let Some(file) = comment.strip_prefix("steps of ") {

@@ -20,7 +20,7 @@ from .._rows import all_reduce
 from ._mesh import local
 from ._modules import ColwiseLinear, OwnRows, QuantizedRows, RowwiseLinear
 
-__all__ = ["are_only_handed_on", "fuse_residuals", "is_known", "least_rows", "split_rows"]
+__all__ = ["fuse_residuals", "is_known", "is_known_stack", "least_rows", "split_rows"]
 
 _FAMILIES = [f"transformers.models.{name}" for name in ("llama", "mistral", "qwen2", "qwen3")]
 
@@ -84,8 +84,8 @@ def least_rows(layer: nn.Module, comm: Communicator) -> int:
     return int(all_reduce(torch.tensor([1 << least], device=device), "max", comm)) if world > 1 else 1 << least
 
 
-def are_only_handed_on(stack: nn.Module, layers: Sequence[nn.Module]) -> bool:
-    """Whether a stack of known layers only hands hidden states from one to the next, by its class in transformers."""
+def is_known_stack(stack: nn.Module, layers: Sequence[nn.Module]) -> bool:
+    """Whether all layers of a stack are known, and it only hands hidden states from one to the next, by its class in transformers."""
     return _is_of_families(stack) and all(is_known(layer) for layer in layers)
 
 
@@ -102,7 +102,7 @@ def split_rows(stack: nn.Module, layers: Sequence[nn.Module], final_norm: nn.Mod
     # It follows no op, and takes a rank's own rows.
     first = layers[0].input_layernorm
     first.__class__ = _taking(type(first))
-    final_norm.joins = comm
+    final_norm.whole_over = comm
 
 
 @cache
@@ -116,9 +116,10 @@ def _taking(kind: type) -> type:
         if not isinstance(x, OwnRows):
             return normed
         own = OwnRows(normed, x.shape)
-        return own if self.joins is None else own.whole(self.joins)
+        return own if self.whole_over is None else own.whole(self.whole_over)
 
-    return type(kind.__name__, (kind,), {"forward": forward, "given": None, "joins": None, "__module__": kind.__module__})
+    # `whole_over`: of the last norm the communicator whose ranks' rows it returns.
+    return type(kind.__name__, (kind,), {"forward": forward, "given": None, "whole_over": None, "__module__": kind.__module__})
 
 
 def _are_split(hidden_states: Tensor, least: int, comm: Communicator) -> bool:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from .._comm import Communicator
 from ..errors import OperandError
-from ._decoder import are_only_handed_on, fuse_residuals, is_known, least_rows, split_rows
+from ._decoder import fuse_residuals, is_known, is_known_stack, least_rows, split_rows
 from ._loss import causal_lm_loss
 from ._mesh import arrange, communicator, present
 from ._styles import ColwiseParallel, Fused, RowwiseParallel, SequenceParallel, replicate
@@ -218,7 +218,7 @@ class _Plan:
                 row._replace(words=f"{row.words} with residual and norm") if id(self.model.get_submodule(row.module)) in fused else row
                 for row in self.rows
             ]
-            if are_only_handed_on(self.stack, self.layers):
+            if is_known_stack(self.stack, self.layers):
                 self.split_rows = self.split_rows or least_rows(self.layers[0], self.comm)
                 split_rows(self.stack, self.layers, self.final_norm, self.comm, self.split_rows)
             return
