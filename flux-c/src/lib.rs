@@ -15,7 +15,9 @@
 mod comm;
 mod error;
 mod handle;
+mod messages;
 mod op;
+mod options;
 mod tensor;
 
 pub use comm::{
@@ -26,12 +28,14 @@ pub use comm::{
 };
 pub use error::{flux_last_error_message, flux_last_error_ranks, flux_status};
 pub use op::{
+    flux_op, flux_op_columns, flux_op_create, flux_op_destroy, flux_op_explain,
+    flux_op_forward_cuda, flux_op_forward_host, flux_op_inner, flux_op_prepare, flux_op_rows,
+    flux_op_weight_columns,
+};
+pub use options::{
     FLUX_MAX_WEIGHTS, FLUX_OP_BATCH_INVARIANT, FLUX_OP_BIAS, FLUX_OP_CAPTURES,
     FLUX_OP_F32_PARTIALS, FLUX_OP_FAST_ACCUMULATION, FLUX_OP_RESIDUAL, FLUX_OP_RMS_NORM,
-    FLUX_OP_WEIGHTS_KN, flux_activation, flux_dtype, flux_op, flux_op_columns, flux_op_create,
-    flux_op_destroy, flux_op_explain, flux_op_forward_cuda, flux_op_forward_host, flux_op_inner,
-    flux_op_kind, flux_op_options, flux_op_prepare, flux_op_rows, flux_op_weight_columns,
-    flux_scales,
+    FLUX_OP_WEIGHTS_KN, flux_activation, flux_dtype, flux_op_kind, flux_op_options, flux_scales,
 };
 pub use tensor::{flux_operands, flux_tensor};
 

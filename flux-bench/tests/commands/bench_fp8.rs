@@ -1,18 +1,11 @@
 //! `flux-bench bench` and `trace` with 8-bit operands, on the host.
 
+use crate::program::text;
 use flux_bench::{Report, ServingReport};
 use std::process::{Command, Output};
 
 fn flux_bench(words: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_flux-bench")).args(words.split_whitespace()).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
 }
 
 /// A run on the host, and its record.

@@ -2,6 +2,7 @@
 //! end in time where a rank fails.
 
 use crate::lateness::assert_soon;
+use crate::program::text;
 use flux_bench::{Placement, Ranks, Report};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -14,14 +15,6 @@ const SOON: Duration = Duration::from_secs(15);
 
 fn flux_bench() -> Command {
     Command::new(env!("CARGO_BIN_EXE_flux-bench"))
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
 }
 
 fn report(path: &Path) -> Report {

@@ -1,10 +1,11 @@
 //! `flux-bench tune` on the host: rows, resume, budget, interrupt and refusals.
 
 use crate::lateness::{AMPLE, assert_soon};
+use crate::program::text;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const TINY: [&str; 10] = [
@@ -24,14 +25,6 @@ fn tune(table: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
     command.arg("tune").env("FLUX_PLAN_TABLE", table);
     command
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
 }
 
 fn rows(table: &Path) -> usize {
