@@ -351,7 +351,8 @@ def fully_sharded_on_the_other_dimension(comm):
 
 def compiled_models(comm):
     """Training and inference in one graph, with the same bits."""
-    if dist.get_rank() > 1:
+    meshes()
+    if comm.rank > 1:
         # Two ranks have a mesh of their own, and tracing takes the others' time.
         return
     sizes = MODELS["qwen3"][2] | {"num_hidden_layers": 1}
@@ -381,6 +382,26 @@ def compiled_models(comm):
             found.append([loss, *(parameter.grad.to_local() for parameter in model.parameters())])
             model.zero_grad()
         assert all(map(torch.equal, *found))
+
+
+def compiled_layers(comm):
+    """Each layer compiled by itself, as engines do: one hands its rows on to the next."""
+    meshes()
+    if comm.rank > 1:
+        return
+    sizes = MODELS["llama"][2] | {"num_hidden_layers": 2}
+    for rows in (1, 64):
+        torch._dynamo.reset()
+        model = split("llama", 2, "inference", sizes, split_rows=rows).eval()
+        for tokens in (16, 12):
+            ids = batch(0, tokens)[:1]
+            with torch.no_grad():
+                expected = model(input_ids=ids).logits
+                for layer in model.model.layers:
+                    layer.compile(fullgraph=True, backend="inductor" if place().type == "cuda" else "aot_eager")
+                assert torch.equal(model(input_ids=ids).logits, expected)
+            for layer in model.model.layers:
+                layer._compiled_call_impl = None
 
 
 class Block(nn.Module):

@@ -22,6 +22,7 @@ CASES = [
     "checkpoints_load_at_other_degrees",
     "fully_sharded_on_the_other_dimension",
     "compiled_models",
+    "compiled_layers",
     "styles_stand_beside_those_of_torch",
     "default_styles_are_those_of_torch",
     "a_replicated_loss_counts_once",

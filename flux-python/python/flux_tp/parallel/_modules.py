@@ -178,7 +178,8 @@ class RowwiseLinear(_Linear):
             y = matmul_reduce_scatter(x, local(self.weight), local(self.bias), sequence_dim=layout.output.dim, **options)
             return present(y, mesh, layout.output, layout.output, layout.use_local_output)
         if isinstance(residual, OwnRows):
-            return residual._replace(rows=self._reduced(matmul_reduce_scatter, x, residual.rows, True, options))
+            # Not by `_replace`: torch.compile cannot return what that makes.
+            return OwnRows(self._reduced(matmul_reduce_scatter, x, residual.rows, True, options), residual.shape)
         y = self._reduced(matmul_all_reduce, x, residual, False, options)
         return present(y, mesh, Replicate(), layout.output, layout.use_local_output)
 
