@@ -175,16 +175,22 @@ fn model_line(row: &LayerRow) -> String {
     )
 }
 
-/// The table line of a row of vLLM's answers.
+/// The table line of a row of vLLM's answers. The speed-up is that of the mode with split rows, where
+/// it was timed.
 fn answer_line(row: &LayerRow) -> String {
-    let [theirs, flux] = ["default", "flux"].map(|mode| row.ms[mode]);
+    const MODES: [&str; 3] = ["default", "flux", "flux_sp"];
     let [batch, input, output] = [row.batch, row.input, row.output].map(Option::unwrap);
     let case = row.case.as_ref().unwrap();
-    let [their_step, step] = ["default", "flux"]
-        .map(|mode| row.step_ms.get(mode).map_or("-".to_owned(), |ms| format!("{ms:.2}")));
-    let speed_up = row.speed_up("flux").unwrap();
-    let times = format!("{theirs:.1} | {flux:.1} | {speed_up:.2} | {their_step} | {step}");
-    format!("| {case} | {batch} | {input} | {output} | {times} |")
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let [theirs, flux, split] =
+        MODES.map(|mode| or_dash(row.ms.get(mode).map(|ms| format!("{ms:.1}"))));
+    let [their_step, step, split_step] =
+        MODES.map(|mode| or_dash(row.step_ms.get(mode).map(|ms| format!("{ms:.2}"))));
+    let speed_up = row.speed_up("flux_sp").or_else(|| row.speed_up("flux")).unwrap();
+    format!(
+        "| {case} | {batch} | {input} | {output} | {theirs} | {flux} | {split} | {speed_up:.2} | \
+         {their_step} | {step} | {split_step} |"
+    )
 }
 
 /// The lines of all rows of some records that have the mode which a line needs.
