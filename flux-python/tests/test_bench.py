@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -284,17 +285,19 @@ def test_random_weights_of_vllm_have_a_deviation_whatever_their_type():
     dummy = torch.linspace(-1e-3, 1e-3, 16).reshape(4, 4)
     scale = torch.tensor([1e-3 / 448])
     codes = (dummy / scale).to(torch.float8_e4m3fn)
-    model = torch.nn.ModuleList([linear(dummy.clone()), linear(codes, scale.clone()), linear(codes, scale.expand(4, 1).clone())])
     norm = torch.nn.Module()
     norm.weight = parameter(torch.zeros(4))
-    model.append(norm)
+    parts = {"embed_tokens": linear(dummy.clone()), "qkv_proj": linear(dummy.clone()), "gate_up_proj": linear(codes, scale.clone())}
+    parts |= {"o_proj": linear(dummy.clone()), "down_proj": linear(codes, scale.expand(4, 1).clone()), "norm": norm}
+    model = torch.nn.ModuleDict(parts)
+    model.config = SimpleNamespace(num_hidden_layers=8)
     assert random_weights(model) == 0
-    wide = [model[0].weight, model[1].weight.float() * model[1].weight_scale, model[2].weight.float() * model[2].weight_scale]
-    for weight in wide:
-        assert abs(weight.abs().max() - 0.02 * 3**0.5) < 1e-6
-    assert (model[3].weight == 1).all() and not model[1].bias.any()
+    for name, deviation in {"embed_tokens": 1.0, "qkv_proj": 0.02, "gate_up_proj": 0.02, "o_proj": 0.005, "down_proj": 0.005}.items():
+        weight = model[name].weight.float() * getattr(model[name], "weight_scale", 1.0)
+        assert abs(weight.abs().max() - deviation * 3**0.5) < 1e-5 * deviation, name
+    assert (norm.weight == 1).all() and not model["gate_up_proj"].bias.any()
     # A layer that the plugin has made counts once a graph has its op.
-    model[0].flux_fused, model[1].flux_fused = True, False
+    model["qkv_proj"].flux_fused, model["o_proj"].flux_fused = True, False
     assert random_weights(model) == 1
 
 
