@@ -4,7 +4,10 @@ With "norm" a compiled addition of a residual and RMSNorm follows all of them bu
 
 `flux-bench lab peers` starts this with a job as JSON in argv[1]:
 
-    {"out": FILE, "store": FILE, "tp": W, "dtype": "bf16" or "fp16", "samples": N, "norm": false or true, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
+    {"out": FILE, "store": FILE, "tp": W, "dtype": NAME, "output": "bf16" or "fp16", "scales": "none", "tensor" or "row", "fast_accumulation": false or true,
+     "samples": N, "norm": false or true, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
+
+With scales the operands are of 8 bits, products are torch._scaled_mm's, and the serial path gathers codes, then scales of rows.
 
 and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
 
@@ -22,6 +25,7 @@ import sys
 import time
 import traceback
 import warnings
+from typing import Any, NamedTuple
 
 # What exit statuses say, beside 0 and whatever an exception gives.
 NO_TORCH = 3
@@ -35,12 +39,27 @@ SPIN_US = 100
 EPS = 1e-5
 # Most rows of a gemm_ar that are replayed from a graph.
 GRAPH_ROWS = 512
-# PyTorch's name of each element type, and half a unit in its last place, relative.
+# PyTorch's name of each output type, and half a unit in its last place, relative.
 DTYPES = {"bf16": ("bfloat16", 2.0**-8), "fp16": ("float16", 2.0**-11)}
 
 
 class Failed(Exception):
     """The fused op failed on some rank."""
+
+
+class Operand(NamedTuple):
+    """Elements, and of 8-bit ones their scales: one, or one of each row."""
+
+    values: Any
+    scale: Any = None
+
+    def first(self, rows):
+        """The first rows."""
+        return Operand(self.values[:rows], self.scale if self.scale is None or self.scale.dim() == 0 else self.scale[:rows])
+
+    def t(self):
+        """Transposed, as a product's second operand."""
+        return Operand(self.values.t(), self.scale if self.scale is None else self.scale.t())
 
 
 class Bench:
@@ -49,13 +68,14 @@ class Bench:
     def __init__(self, torch, dist, rank, job):
         self.torch, self.dist, self.rank, self.job = torch, dist, rank, job
         self.world = job["tp"]
-        name, self.roundoff = DTYPES[job["dtype"]]
+        name, self.roundoff = DTYPES[job["output"]]
         self.dtype = getattr(torch, name)
         self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.start = torch.cuda.Event(enable_timing=True)
         self.end = torch.cuda.Event(enable_timing=True)
         self.cycles_per_us = self.highest_clock()
         self.group = dist.group.WORLD.group_name
+        self.scaled = job["scales"] != "none"
         self.no_fused = self.prepare_fused()
         self.add_norm = self.compile_add_norm() if job["norm"] else None
 
@@ -85,8 +105,8 @@ class Bench:
 
             if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, self.rank):
                 return "NVLink multicast is not switched off in this PyTorch"
-            torch.ops.symm_mem.fused_all_gather_matmul
-            torch.ops.symm_mem.fused_matmul_reduce_scatter
+            for name in ("fused_all_gather_matmul", "fused_matmul_reduce_scatter"):
+                getattr(torch.ops.symm_mem, name.replace("matmul", "scaled_matmul") if self.scaled else name)
             torch.ops.symm_mem.one_shot_all_reduce
             torch.ops.symm_mem.two_shot_all_reduce_
             # Older versions need it, newer ones warn of it.
@@ -100,6 +120,32 @@ class Bench:
     def random(self, *shape):
         """Uniform in +-0.1: other data on every rank and in every set."""
         return self.torch.empty(shape, dtype=self.dtype, device="cuda").uniform_(-0.1, 0.1)
+
+    def operand(self, rows, cols):
+        """The same in 8 bits with scales, of each row others, where they are asked for."""
+        torch = self.torch
+        if not self.scaled:
+            return Operand(self.random(rows, cols))
+        largest = 448.0
+        codes = torch.empty((rows, cols), dtype=self.dtype, device="cuda").uniform_(-largest, largest).to(torch.float8_e4m3fn)
+        scale = torch.full((), 0.1 / largest, device="cuda")
+        return Operand(codes, scale * torch.empty((rows, 1), device="cuda").uniform_(0.5, 1.0) if self.job["scales"] == "row" else scale)
+
+    def mm(self, x, w, out):
+        if not self.scaled:
+            return self.torch.mm(x.values, w.values, out=out)
+        fast = self.job["fast_accumulation"]
+        return self.torch._scaled_mm(x.values, w.values, x.scale, w.scale, out_dtype=self.dtype, use_fast_accum=fast, out=out)
+
+    def gather(self, whole, x):
+        """All ranks' rows, with their scales where each has one."""
+        gather = self.dist.all_gather_into_tensor
+        if not self.scaled:
+            gather(whole.values, x.values)
+            return
+        gather(whole.values.view(self.torch.uint8), x.values.view(self.torch.uint8))
+        if x.scale.dim() > 0:
+            gather(whole.scale, x.scale)
 
     def compile_add_norm(self):
         """What makes of a result the residual stream and its normalised rows, as one kernel."""
@@ -132,19 +178,19 @@ class Bench:
         gathers, all_reduces = case["op"] == "ag_gemm", case["op"] == "gemm_ar"
         torch.manual_seed(1 + self.rank)
         if gathers:
-            operands = [(self.random(most // world, k), self.random(n // world, k)) for _ in range(SETS)]
-            between = torch.empty(most, k, dtype=self.dtype, device="cuda")
+            operands = [(self.operand(most // world, k), self.operand(n // world, k)) for _ in range(SETS)]
+            between = self.operand(most, k)
             y = torch.empty(most, n // world, dtype=self.dtype, device="cuda")
         else:
-            operands = [(self.random(most, k // world), self.random(n, k // world)) for _ in range(SETS)]
-            between = torch.empty(most, n, dtype=self.dtype, device="cuda")
+            operands = [(self.operand(most, k // world), self.operand(n, k // world)) for _ in range(SETS)]
+            between = Operand(torch.empty(most, n, dtype=self.dtype, device="cuda"))
             y = torch.empty(most if all_reduces else most // world, n, dtype=self.dtype, device="cuda")
         # What every rank's all-reduce reads.
         shared = self.symmetric(most * n) if all_reduces and self.no_fused is None else None
         for m in case["ms"]:
             rows = (m // world, m, m) if gathers else (m, m, m if all_reduces else m // world)
             part = None if shared is None else shared[: m * n].view(m, n)
-            yield self.row(case, m, [(x[: rows[0]], w.t()) for x, w in operands], between[: rows[1]], y[: rows[2]], part)
+            yield self.row(case, m, [(x.first(rows[0]), w.t()) for x, w in operands], between.first(rows[1]), y[: rows[2]], part)
 
     def symmetric(self, elements):
         """Memory that all ranks reach."""
@@ -164,9 +210,9 @@ class Bench:
             # The watchdog of NCCL calls the driver meanwhile.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 call(x, w)
-            graphs[x.data_ptr()] = graph
+            graphs[x.values.data_ptr()] = graph
         torch.cuda.synchronize()
-        return lambda x, _w: graphs[x.data_ptr()].replay()
+        return lambda x, _w: graphs[x.values.data_ptr()].replay()
 
     def row(self, case, m, sets, between, y, shared):
         torch, dist = self.torch, self.dist
@@ -174,30 +220,32 @@ class Bench:
         gathers, all_reduces = case["op"] == "ag_gemm", case["op"] == "gemm_ar"
 
         def gemm(x, w):
-            torch.mm(between if gathers else x, w, out=y if gathers else between)
+            self.mm(between if gathers else x, w, y if gathers else between.values)
 
         def serial(x, w):
             if gathers:
-                dist.all_gather_into_tensor(between, x)
-                torch.mm(between, w, out=y)
+                self.gather(between, x)
+                self.mm(between, w, y)
             elif all_reduces:
-                torch.mm(x, w, out=y)
+                self.mm(x, w, y)
                 dist.all_reduce(y)
             else:
-                torch.mm(x, w, out=between)
-                dist.reduce_scatter_tensor(y, between)
+                self.mm(x, w, between.values)
+                dist.reduce_scatter_tensor(y, between.values)
 
         def fused(x, w):
+            if self.scaled:
+                return self.fused_scaled(x, w, gathers)
             if gathers:
-                return ops.fused_all_gather_matmul(x, [w], gather_dim=0, group_name=self.group, return_A=False)[1][0]
-            return ops.fused_matmul_reduce_scatter(x, w, "sum", scatter_dim=0, group_name=self.group)
+                return ops.fused_all_gather_matmul(x.values, [w.values], gather_dim=0, group_name=self.group, return_A=False)[1][0]
+            return ops.fused_matmul_reduce_scatter(x.values, w.values, "sum", scatter_dim=0, group_name=self.group)
 
         def one_shot(x, w):
-            torch.mm(x, w, out=shared)
+            self.mm(x, w, shared)
             return ops.one_shot_all_reduce(shared, "sum", self.group)
 
         def two_shot(x, w):
-            torch.mm(x, w, out=shared)
+            self.mm(x, w, shared)
             return ops.two_shot_all_reduce_(shared, "sum", self.group)
 
         y.fill_(float("nan"))
@@ -242,6 +290,16 @@ class Bench:
             row["why"] = "; ".join(reasons)
         row["verified"], row["samples"] = verified, self.job["samples"]
         return row
+
+    def fused_scaled(self, x, w, gathers):
+        """PyTorch's fused op of 8-bit operands."""
+        ops, fast = self.torch.ops.symm_mem, self.job["fast_accumulation"]
+        if gathers:
+            options = [None], [None], [self.dtype], [fast]
+            return ops.fused_all_gather_scaled_matmul(x.values, [w.values], x.scale, [w.scale], 0, self.group, *options)[1][0]
+        given, shape = (x.values, w.values, x.scale, w.scale), [x.values.shape[0], w.values.shape[1]]
+        options = {"out_dtype": self.dtype, "use_fast_accum": fast}
+        return ops.fused_scaled_matmul_reduce_scatter(*given, "sum", 0, 0, self.group, shape, **options)
 
     def normed(self, call, y, residual, gain):
         """The call with residual and norm behind it; a call without a result leaves it in `y`."""

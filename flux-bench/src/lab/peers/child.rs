@@ -23,7 +23,11 @@ const TAIL: usize = 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ScriptJob {
     pub(super) tp: u32,
-    pub(super) dtype: &'static str,
+    /// Element types, as rows of records name them.
+    pub(super) dtype: String,
+    pub(super) output: &'static str,
+    pub(super) scales: String,
+    pub(super) fast_accumulation: bool,
     pub(super) samples: u32,
     /// Whether residual and norm follow each of them.
     pub(super) norm: bool,

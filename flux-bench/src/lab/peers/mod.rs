@@ -13,7 +13,7 @@ use crate::shapes::{self, Layer, LayerArgs};
 use crate::{launch, limits, machine};
 use anyhow::{Context, ensure};
 use child::{ScriptCase, ScriptJob};
-use flux_core::Rank;
+use flux_core::{Rank, Scales};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,6 +72,11 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
     let layers =
         if args.norm { shapes::with_suffix(layers, "--norm", "+residual+norm")? } else { layers };
+    let numerics = args.layers.types.numerics()?;
+    ensure!(
+        numerics.scales != Scales::Block,
+        "PyTorch's fused ops have no scales of blocks: use --scales tensor or row"
+    );
     // PyTorch's symmetric memory has equal parts.
     shapes::ensure_equal_shards(&layers)?;
     let [first, last] = [0, tp - 1].map(Rank::new);
@@ -81,9 +86,10 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         let (extent, value) =
             if problem.op().reduces() { ("k", problem.k()) } else { ("n", problem.n()) };
         anyhow::bail!(
-            "{} of {name}: {extent} = {value} has no {tp} equal parts of groups of 8, which the \
+            "{} of {name}: {extent} = {value} has no {tp} equal parts of groups of {}, which the \
              peers need",
-            problem.op()
+            problem.op(),
+            16 / numerics.operand.bytes()
         );
     }
     let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
@@ -100,7 +106,10 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let cases = of_one.map(case).collect();
     Ok(ScriptJob {
         tp,
-        dtype: args.layers.types.of_one_type("lab peers")?.name(),
+        dtype: numerics.to_string(),
+        output: numerics.output.name(),
+        scales: numerics.scales.to_string(),
+        fast_accumulation: numerics.fast_accumulation,
         samples: args.samples,
         norm: args.norm,
         cases,

@@ -18,7 +18,10 @@ fn args() -> Args {
 fn small_job() -> ScriptJob {
     ScriptJob {
         tp: 2,
-        dtype: "bf16",
+        dtype: "bf16".into(),
+        output: "bf16",
+        scales: "none".into(),
+        fast_accumulation: false,
         samples: 3,
         norm: false,
         cases: vec![ScriptCase {
@@ -90,6 +93,13 @@ fn the_job_names_every_shape_once() {
         serde_json::to_value(super::job(&asked(dtype), 4).unwrap()).unwrap()["dtype"].clone()
     };
     assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
+    let mut scaled = asked(DType::E4m3);
+    let types = |args: &Args| super::job(args, 4).map(|job| (job.dtype, job.output, job.scales));
+    let of_rows = ("e4m3.row:bf16".to_owned(), "bf16", "row".to_owned());
+    assert_eq!(types(&scaled).unwrap(), of_rows);
+    scaled.layers.types.scales = Some(Scales::Block);
+    let error = types(&scaled).unwrap_err().to_string();
+    assert!(error.contains("no scales of blocks: use --scales tensor or row"), "{error}");
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");
     let mut unequal = args();
