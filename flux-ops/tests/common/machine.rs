@@ -88,37 +88,46 @@ impl Machine {
         options: impl Fn(&mut Options) + Sync,
         body: impl Fn(&Node) -> R + Sync,
     ) -> Vec<R> {
+        let results: Vec<_> = (0..ranks).map(|_| Mutex::new(None)).collect();
+        self.run_ranks(ranks, &options, &|node| {
+            let result = body(node);
+            *results[node.rank.get() as usize].lock().unwrap() = Some(result);
+        });
+        results.into_iter().filter_map(|result| result.into_inner().unwrap()).collect()
+    }
+
+    /// Compiled once for all tests.
+    fn run_ranks(
+        self,
+        ranks: u32,
+        options: &(dyn Fn(&mut Options) + Sync),
+        body: &(dyn Fn(&Node) + Sync),
+    ) {
         if let Some(launch) = launched() {
-            let part = |world: &World| {
-                let adjust = |adjusted: &mut Options| {
-                    if self != Self::Host {
-                        launch.place(adjusted);
-                    }
-                    options(adjusted);
-                };
-                body(&self.node(world, ranks, adjust))
+            let adjust = |adjusted: &mut Options| {
+                if self != Self::Host {
+                    launch.place(adjusted);
+                }
+                options(adjusted);
             };
-            return launch.run(ranks, part).into_iter().collect();
+            launch.run(ranks, |world| body(&self.node(world, ranks, &adjust)));
+            return;
         }
         let _turn =
             (self != Self::Host).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let worlds = World::local(ranks).unwrap();
         std::thread::scope(|scope| {
-            let (options, body) = (&options, &body);
             let threads: Vec<_> = worlds
                 .into_iter()
                 .map(|world| scope.spawn(move || body(&self.node(&world, ranks, options))))
                 .collect();
-            threads
-                .into_iter()
-                .map(|thread| {
-                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
-                .collect()
-        })
+            for thread in threads {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            }
+        });
     }
 
-    fn node(self, world: &World, ranks: u32, adjust: impl Fn(&mut Options)) -> Node {
+    fn node(self, world: &World, ranks: u32, adjust: &dyn Fn(&mut Options)) -> Node {
         let mut options = match self {
             Self::Host => Options { select: Select::Host, ..Options::default() },
             Self::Gpus(_) => Options { select: Select::NvLink, ..Options::default() },

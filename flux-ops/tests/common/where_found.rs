@@ -5,7 +5,7 @@ use std::sync::Once;
 
 /// Runs a test of module `module` on the machine; where there is none it is skipped, and why is
 /// said once for all of them.
-pub fn run(module: &str, found: Result<Machine, String>, test: impl FnOnce(Machine)) {
+pub fn run(module: &str, found: Result<Machine, String>, test: fn(Machine)) {
     static SAID: Once = Once::new();
     match found {
         Ok(machine) => test(machine),

@@ -10,7 +10,7 @@ use flux_cuda::{Launch, Module};
 use flux_ops::{FusedLinear, GateLayout};
 use half::bf16;
 
-fn on_gpus(test: impl FnOnce(Machine)) {
+fn on_gpus(test: fn(Machine)) {
     let found = match crate::common::launched::launched() {
         Some(_) => Err("ranks of a launch may share a GPU".to_owned()),
         None => crate::common::gpus::count().map(Machine::Gpus),

@@ -24,7 +24,7 @@ fn find() -> Result<Machine, String> {
     Ok(Machine::Messages(count))
 }
 
-fn on_gpus(test: impl FnOnce(Machine)) {
+fn on_gpus(test: fn(Machine)) {
     crate::common::where_found::run("gpu_messages", find(), test);
 }
 

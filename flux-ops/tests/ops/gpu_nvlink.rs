@@ -20,7 +20,7 @@ use flux_ops::{AllGatherGemm, CallError, FusedLinear, Layout, TimedItem, Timelin
 use half::bf16;
 
 /// Runs a test where it can run.
-fn on_gpus(test: impl FnOnce(Machine)) {
+fn on_gpus(test: fn(Machine)) {
     let places = crate::common::gpus::count().map(places);
     crate::common::where_found::run("gpu_nvlink", places.map(Machine::Gpus), test);
 }

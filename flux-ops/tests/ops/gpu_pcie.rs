@@ -18,7 +18,7 @@ use flux_transport::TransportError;
 use half::bf16;
 
 /// Runs a test where it can run.
-fn on_gpus(test: impl FnOnce(Machine)) {
+fn on_gpus(test: fn(Machine)) {
     let several = |count| {
         if count > 1 {
             Ok(Machine::Staged(count))

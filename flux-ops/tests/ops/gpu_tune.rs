@@ -7,7 +7,7 @@ use flux_core::plan::{PlanOrigin, TableKind};
 use flux_ops::{AllGatherGemm, Builder, GemmReduceScatter, Outcome, TuneOptions, Tuned, bf16, f16};
 
 /// Runs a test where it can run.
-fn on_gpus(test: impl FnOnce(Machine)) {
+fn on_gpus(test: fn(Machine)) {
     let places = crate::common::gpus::count().map(places);
     crate::common::where_found::run("gpu_tune", places.map(Machine::Gpus), test);
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 const MACHINE: Machine = Machine::Host;
 
 /// Runs a test with ranks as threads.
-fn on_host(test: impl FnOnce(Machine)) {
+fn on_host(test: fn(Machine)) {
     test(MACHINE);
 }
 
