@@ -175,8 +175,7 @@ fn model_line(row: &LayerRow) -> String {
     )
 }
 
-/// The table line of a row of vLLM's answers. The speed-up is that of the mode with split rows, where
-/// it was timed.
+/// The table line of a row of vLLM's answers. The speed-up is that of split rows, where timed.
 fn answer_line(row: &LayerRow) -> String {
     const MODES: [&str; 3] = ["default", "flux", "flux_sp"];
     let [batch, input, output] = [row.batch, row.input, row.output].map(Option::unwrap);
