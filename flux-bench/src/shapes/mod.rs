@@ -86,7 +86,7 @@ impl TypeArgs {
         let numerics = self.numerics()?;
         ensure!(
             numerics.scales == Scales::None,
-            "{command} takes no fp8: use --dtype bf16, or bench and lab core for fp8"
+            "{command} takes no fp8: use --dtype bf16, or bench, lab core and lab peers for fp8"
         );
         Ok(numerics.operand)
     }

@@ -96,7 +96,7 @@ impl Machine {
         results.into_iter().filter_map(|result| result.into_inner().unwrap()).collect()
     }
 
-    /// Compiled once for all tests.
+    /// Runs `body` on each rank. Not generic, so that it is compiled once.
     fn run_ranks(
         self,
         ranks: u32,

@@ -44,7 +44,7 @@ const SHORT: [(&str, &str); 5] = [
 
 /// The steps behind the tests.
 #[rustfmt::skip]
-const STEPS: [Line; 41] = [
+const STEPS: [Line; 42] = [
     ("soak-threads", "lab soak TP --quick", ALWAYS),
     ("soak-processes", "lab soak TP --quick --processes", ALWAYS),
     // 20 seconds.
@@ -117,6 +117,7 @@ const STEPS: [Line; 41] = [
     // Of a world of 8, whatever there is.
     ("core", "lab core --shapes llama70b --ms 1024 --samples 10 --json core.json", ALWAYS),
     ("peers", "lab peers TP --ms 512 --samples 10 --limit 150 --json peers.json", PYTORCH),
+    ("peers-fp8", "lab peers TP --dtype fp8 --ms 16,512 --samples 10 --limit 150", PYTORCH),
 ];
 
 /// What decides which steps there are.

@@ -1,8 +1,8 @@
 //! `flux-bench lab peers`: PyTorch on the same host and shapes, by the fused ops' method.
 //!
-//! The peers are `torch.mm` alone, NCCL and `torch.mm` in turn, and PyTorch's fused ops on
-//! symmetric memory ("async-TP"). For `gemm_ar` they are its one-shot and two-shot all-reduce after
-//! `torch.mm`, all as CUDA graphs up to 512 rows.
+//! The peers are `torch.mm` alone, of 8-bit operands `torch._scaled_mm`, NCCL and that in turn, and
+//! PyTorch's fused ops on symmetric memory ("async-TP"). For `gemm_ar` they are its one-shot and
+//! two-shot all-reduce after the GEMM, all as CUDA graphs up to 512 rows.
 
 mod child;
 #[cfg(test)]

@@ -208,6 +208,25 @@ fn the_script_knows_the_types_that_it_is_asked_for() {
     assert_eq!(known, BTreeMap::from(expected));
 }
 
+/// Of the real script: such a call would end one rank, and leave the others waiting.
+#[test]
+fn shards_whose_scales_are_not_aligned_are_left_out() {
+    const CHECKS: &str = r#"
+import json, runpy, sys, types
+misaligned = runpy.run_path(sys.argv[1])["Bench"].misaligned
+def left_out(op, scales, m):
+    bench = types.SimpleNamespace(world=2, job={"scales": scales})
+    return misaligned(bench, {"op": op}, m) is not None
+cases = [(op, scales, m) for op in ("ag_gemm", "gemm_rs") for scales in ("row", "tensor") for m in (8, 12)]
+print(json.dumps([left_out(*case) for case in cases]))
+"#;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");
+    let said = Command::new("python3").args(["-B", "-c", CHECKS, script]).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let left_out: Vec<bool> = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(left_out, [false, true, false, false, false, false, false, false]);
+}
+
 /// Of the real script, which makes it without PyTorch.
 #[test]
 fn the_schedule_gives_every_call_another_operand_set_and_every_contender_all_of_them() {

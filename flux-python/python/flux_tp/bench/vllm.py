@@ -147,15 +147,15 @@ def random_weights(model: Any) -> int:
     Row-parallel layers have that of GPT-2's initial values, 0.02 over the root of twice the number of layers. Without it each
     layer enlarges the roundings of those before, until tokens say nothing of the modes. Returns how many layers flux_tp computes.
     """
-    largest, deviation = 1e-3, 0.02
+    largest, usual = 1e-3, 0.02
     residuals = 2 * model.config.num_hidden_layers
     for name, parameter in model.named_parameters():
-        of = 1.0 if "embed_tokens" in name else deviation / residuals**0.5 if "o_proj" in name or "down_proj" in name else deviation
+        deviation = 1.0 if "embed_tokens" in name else usual / residuals**0.5 if "o_proj" in name or "down_proj" in name else usual
         if parameter.dim() == 1 and not name.endswith("weight_scale"):
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
         # 8-bit weights have scales.
         elif name.endswith("weight_scale") or parameter.dtype.itemsize > 1:
-            parameter.data.mul_(of * 3**0.5 / largest)
+            parameter.data.mul_(deviation * 3**0.5 / largest)
     return sum(getattr(module, "flux_fused", False) for module in model.modules())
 
 
