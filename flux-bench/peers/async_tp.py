@@ -7,9 +7,9 @@ With "norm" a compiled addition of a residual and RMSNorm follows all of them bu
     {"out": FILE, "store": FILE, "tp": W, "dtype": NAME, "output": "bf16" or "fp16", "scales": "none", "tensor" or "row", "fast_accumulation": false or true,
      "samples": N, "norm": false or true, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
 
-With scales the operands are of 8 bits, products are torch._scaled_mm's, and the serial path gathers codes, then scales of rows by a second operation.
-
 and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
+
+With scales the operands are of 8 bits, and torch._scaled_mm takes the place of torch.mm. The serial path gathers codes, then scales of rows by a second operation.
 
 Invariant: in each round every contender runs once, in the same order on every rank, and every call takes another operand set than the one
 before. Before each sample a one-word all-reduce has lined the ranks up on their devices, and a spinning kernel has given the host the time to
@@ -293,8 +293,8 @@ class Bench:
 
     def misaligned(self, case, m):
         """Why PyTorch's fused op takes no such rows, or None."""
-        # Shards' scales lie one behind the other, and cuBLASLt reads them from multiples of 16 bytes.
-        # A rank that raises leaves the others waiting.
+        # Shards' scales lie one behind the other. cuBLASLt reads them from multiples of 16 bytes
+        # (pytorch issue 159957), and a rank that raises would leave the others waiting.
         if case["op"] == "ag_gemm" and self.job["scales"] == "row" and m // self.world % 4:
             return "scales of shards whose rows are no multiple of 4 are not aligned"
         return None

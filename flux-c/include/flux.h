@@ -269,7 +269,8 @@ typedef struct flux_op_options {
     // each rank.
     size_t n;
     // Inner features of all ranks together, a multiple of 8, of FLUX_E4M3 of 16, with
-    // FLUX_SCALES_BLOCK of 128. Of others than FLUX_ALL_GATHER_GEMM at least as many for each rank.
+    // FLUX_SCALES_BLOCK of 128. Of others than FLUX_ALL_GATHER_GEMM at least as many for each
+    // rank.
     size_t k;
     // Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
     // the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks

@@ -212,12 +212,12 @@ fn the_script_knows_the_types_that_it_is_asked_for() {
 #[test]
 fn shards_whose_scales_are_not_aligned_are_left_out() {
     const CHECKS: &str = r#"
-import json, runpy, sys, types
+import itertools, json, runpy, sys, types
 misaligned = runpy.run_path(sys.argv[1])["Bench"].misaligned
 def left_out(op, scales, m):
     bench = types.SimpleNamespace(world=2, job={"scales": scales})
     return misaligned(bench, {"op": op}, m) is not None
-cases = [(op, scales, m) for op in ("ag_gemm", "gemm_rs") for scales in ("row", "tensor") for m in (8, 12)]
+cases = itertools.product(("ag_gemm", "gemm_rs"), ("row", "tensor"), (8, 12))
 print(json.dumps([left_out(*case) for case in cases]))
 "#;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");

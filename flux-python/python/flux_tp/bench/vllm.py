@@ -144,13 +144,14 @@ def _engine(mode: str, of: Sequence[Any], limit: float) -> str | None:
 def random_weights(model: Any) -> int:
     """Norms of one, biases of zero, embeddings of deviation 1 and linear layers of deviation 0.02: under vLLM's dummy weights, which are below 0.001, layers add nothing.
 
-    Row-parallel layers have that of GPT-2's initial values, 0.02 over the root of twice the number of layers. Without it each
-    layer enlarges the roundings of those before, until tokens say nothing of the modes. Returns how many layers flux_tp computes.
+    Row-parallel layers have that of GPT-2's initial values, 0.02 over the root of twice the number of layers, so that residuals
+    do not grow with that number. Returns how many layers flux_tp computes.
     """
     largest, usual = 1e-3, 0.02
     residuals = 2 * model.config.num_hidden_layers
     for name, parameter in model.named_parameters():
-        deviation = 1.0 if "embed_tokens" in name else usual / residuals**0.5 if "o_proj" in name or "down_proj" in name else usual
+        deviation = usual / residuals**0.5 if "o_proj" in name or "down_proj" in name else usual
+        deviation = 1.0 if "embed_tokens" in name else deviation
         if parameter.dim() == 1 and not name.endswith("weight_scale"):
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
         # 8-bit weights have scales.
