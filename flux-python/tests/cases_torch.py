@@ -38,6 +38,8 @@ def numbers(tensor):
 
 def init_distributed():
     if not dist.is_initialized():
+        # A rank that dies prints the stacks of torch's threads beside Python's.
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
         dist.init_process_group("gloo" if place().type == "cpu" else "nccl", timeout=timedelta(minutes=2))
 
 

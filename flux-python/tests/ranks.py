@@ -1,11 +1,12 @@
 """Ranks as processes of this machine, which run cases on request.
 
 A case is a function of one of the modules ``cases_*`` that every rank calls with the communicator. A rank answers with
-nothing or a traceback, so a test fails with the words of the ranks.
+nothing or a traceback, so a test fails with the words of the ranks; of a rank that has died, with what it printed.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -29,6 +30,8 @@ PATIENCE = 240.0
 """Seconds for one case: a busy machine and a first compilation take long, a hang does not end."""
 GRACE = 30.0
 """Seconds more until ranks are killed that answer nothing, as they hang outside Python."""
+PRINTED = 20_000
+"""Characters that are shown of what a rank printed before it died."""
 HEAVY = [
     "torch._dynamo",
     "torch._functorch.aot_autograd",
@@ -54,7 +57,7 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         if forked and options.get("transport", "host") == "host":
             context = _forks()
-        self.processes, self._ends = [], []
+        self.processes, self._ends, self._files = [], [], []
         for rank in range(world):
             variables = {
                 "FLUX_RANK": rank,
@@ -68,12 +71,15 @@ class Ranks:
             }
             named = {name: str(value) for name, value in variables.items()} | (environment or {})
             own, other = context.Pipe()
-            process = context.Process(target=serve, args=(other, named, modules, options))
+            file = Path(self._folder.name, f"{rank}.log")
+            file.touch()
+            process = context.Process(target=serve, args=(other, file, named, modules, options))
             process.start()
             # The rank's end alone: its death ends the connection.
             other.close()
             self.processes.append(process)
             self._ends.append(own)
+            self._files.append(file)
 
     def run(self, case: str, *without: int) -> None:
         """Has every rank run a case; fails with what they say. Ranks in ``without`` need not answer."""
@@ -83,12 +89,12 @@ class Ranks:
         deadline = threading.Timer(PATIENCE + GRACE, self.kill)
         deadline.start()
         try:
-            for rank, (process, end) in enumerate(zip(self.processes, self._ends, strict=True)):
+            for rank, (process, end, file) in enumerate(zip(self.processes, self._ends, self._files, strict=True)):
                 try:
                     answer = end.recv()
                 except EOFError:
                     process.join(GRACE)
-                    answer = f"it has ended with {process.exitcode}"
+                    answer = f"it has ended with {process.exitcode}, and printed at last:\n{file.read_text()[-PRINTED:]}"
                 if answer and rank not in without:
                     words.append(f"rank {rank}:\n{answer}")
         finally:
@@ -110,6 +116,8 @@ class Ranks:
             ends = [process.exitcode for process in self.processes]
         finally:
             self.kill()
+            for file in self._files:
+                sys.stderr.write(file.read_text())
             self._folder.cleanup()
         assert all(end in (0, -signal.SIGKILL) for end in ends), ends
 
@@ -146,11 +154,16 @@ def run_forked(world: int, call: Callable[..., object], *arguments: Any) -> None
 
 def _call(environment: dict[str, str], file: Path, call: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     os.environ.update(environment)
+    _print_to(file)
+    gc.freeze()
+    sys.exit(call(*arguments))
+
+
+def _print_to(file: Path) -> None:
+    """Gives standard output and error of this process to a file."""
     with file.open("w") as words:
         os.dup2(words.fileno(), 1)
         os.dup2(words.fileno(), 2)
-    gc.freeze()
-    sys.exit(call(*arguments))
 
 
 def _port() -> int:
@@ -174,12 +187,12 @@ def _forks() -> multiprocessing.context.BaseContext:
     return context
 
 
-def serve(requests: Connection, environment: dict[str, str], modules: str, options: dict[str, Any]) -> None:
-    """Runs cases until there are no more."""
+def serve(requests: Connection, printed: Path, environment: dict[str, str], modules: str, options: dict[str, Any]) -> None:
+    """Runs cases until there are no more; what they print goes to a file."""
     os.environ.update(environment)
     os.chdir(HERE)
-    # What cases print is no answer.
-    os.dup2(2, 1)
+    _print_to(printed)
+    faulthandler.enable(all_threads=True)
     signal.signal(signal.SIGALRM, _too_long)
     cases = {name: case for module in modules.split() for name, case in vars(import_module(module)).items()}
     import flux_tp

@@ -79,7 +79,7 @@ fn table(page: &mut Html, record: &Record) {
             &report.rows,
             &[
                 (Words("op"), &|r| r.head.to_string().into()),
-                (Number("torch.mm ms"), &|r| median(r.gemm_ms)),
+                (Number("GEMM ms"), &|r| median(r.gemm_ms)),
                 (Number("NCCL in turn ms"), &|r| median(r.serial_ms)),
                 (Number("async-TP ms"), &|r| median(r.async_tp_ms)),
                 (Number("one-shot ms"), &|r| median(r.one_shot_ms)),

@@ -48,7 +48,7 @@ pub(crate) fn best_peer(peers: Option<&PeersReport>, row: &Row) -> String {
 fn peers_heading(peers: &PeersReport) -> String {
     let samples = peers.rows.first().map_or(0, |r| r.samples);
     format!(
-        "The best peer is the faster of NCCL and `torch.mm` in turn (serial) and PyTorch's fused \
+        "The best peer is the faster of NCCL and a GEMM in turn (serial) and PyTorch's fused \
          op on symmetric memory (async-TP): PyTorch {}, NCCL {},\n\
          {samples} rounds on {}: `{}`.\n",
         peers.torch,

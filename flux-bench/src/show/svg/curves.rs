@@ -39,7 +39,7 @@ pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Cur
     let Some(peers) = peers else { return own.into() };
     let ways: [PeersWay; 4] = [
         ("async-TP", "#8957e5", Mark::Triangle, |r| r.async_tp_ms),
-        ("serial (NCCL + torch.mm)", "#2da44e", Mark::Diamond, |r| r.serial_ms),
+        ("serial (NCCL + GEMM)", "#2da44e", Mark::Diamond, |r| r.serial_ms),
         ("one-shot", "#bf3989", Mark::Cross, |r| r.one_shot_ms),
         ("two-shot", "#8a6d00", Mark::Plus, |r| r.two_shot_ms),
     ];
