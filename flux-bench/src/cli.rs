@@ -39,7 +39,7 @@ enum Command {
     Show(show::Args),
     /// Make one page of HTML of records, or of two records beside each other
     Report(page::Args),
-    /// For maintainers: faults, soak, core, peers, links, first-call, gpu-ci
+    /// For maintainers: faults, soak, core, peers, links, first-call, compile, gpu-ci
     #[command(subcommand)]
     Lab(lab::Command),
 }

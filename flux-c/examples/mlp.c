@@ -1,7 +1,7 @@
 /* A tensor-parallel MLP, y = gelu(x w1^T + b1) w2^T + b2, on the host transport. Rows of x and y
  * are split over the ranks, as are the inner features. Fails if a number is off.
  *
- *   cc -std=c11 mlp.c -I../include -L../../target/release -lflux_tp_c -lm -o mlp
+ *   cc -std=c11 -pthread mlp.c -I../include -L../../target/release -lflux_tp_c -lm -o mlp
  *   export LD_LIBRARY_PATH=../../target/release
  *   ./mlp                            four ranks as threads
  *   mpirun -n 4 ./mlp launched       one rank of a launch; likewise srun, `flux-bench launch` */

@@ -37,7 +37,7 @@
 // row's values, the weights, `n`, `k`, the number of ranks and the element type alone.
 #define FLUX_OP_BATCH_INVARIANT 32
 
-// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
+// Ranks send partial sums in fp32, in place of the result's type: the result is rounded once, and
 // twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
 #define FLUX_OP_F32_PARTIALS 64
 
@@ -494,7 +494,8 @@ flux_status flux_op_rows(const struct flux_op *op,
 
 // The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
 // which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
-// 8, of which the first ranks may have one more. Of several weights those of the first.
+// 8, of FLUX_E4M3 of 16, with scales of blocks of 128, with gates of twice as many. The first
+// ranks may have a group more. Of several weights those of the first.
 //
 // first     gets the first column; or NULL
 // count     gets the number of columns; or NULL
@@ -512,8 +513,8 @@ flux_status flux_op_weight_columns(const struct flux_op *op,
                                    size_t *count);
 
 // The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
-// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have
-// one more.
+// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of FLUX_E4M3 of 16, with scales
+// of blocks of 128. The first ranks may have a group more.
 //
 // first     gets the first element; or NULL
 // count     gets the number of elements; or NULL

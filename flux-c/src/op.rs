@@ -118,7 +118,8 @@ pub unsafe extern "C" fn flux_op_rows(
 
 /// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
 /// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
-/// 8, of which the first ranks may have one more. Of several weights those of the first.
+/// 8, of FLUX_E4M3 of 16, with scales of blocks of 128, with gates of twice as many. The first
+/// ranks may have a group more. Of several weights those of the first.
 ///
 /// first     gets the first column; or NULL
 /// count     gets the number of columns; or NULL
@@ -157,8 +158,8 @@ pub unsafe extern "C" fn flux_op_weight_columns(
 }
 
 /// The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
-/// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have
-/// one more.
+/// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of FLUX_E4M3 of 16, with scales
+/// of blocks of 128. The first ranks may have a group more.
 ///
 /// first     gets the first element; or NULL
 /// count     gets the number of elements; or NULL

@@ -103,7 +103,7 @@ pub const FLUX_OP_WEIGHTS_KN: u32 = 16;
 /// A row of the result has the same bits whatever rows share its call. They then depend on the
 /// row's values, the weights, `n`, `k`, the number of ranks and the element type alone.
 pub const FLUX_OP_BATCH_INVARIANT: u32 = 32;
-/// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
+/// Ranks send partial sums in fp32, in place of the result's type: the result is rounded once, and
 /// twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
 pub const FLUX_OP_F32_PARTIALS: u32 = 64;
 /// With FLUX_E4M3 and scales of tensors or rows: tensor cores add all products, and keep fewer bits

@@ -76,12 +76,16 @@ impl Kind {
         [rows, weight_rows]
     }
 
-    /// The error of a weight that is not this rank's part, `[n_r, k_r]`.
-    fn wrong_part(self, name: &str, found: [usize; 2], part: [usize; 2]) -> Error {
+    /// The error of a weight that is not this rank's part, `[n_r, k_r]`, of features that are split
+    /// in such groups.
+    fn wrong_part(self, name: &str, found: [usize; 2], part: [usize; 2], group: u32) -> Error {
+        let group = if group == 8 { String::new() } else { format!(", group={group}") };
         let which = match self {
             // As `n` of several weights is named: weight[1], n[1].
-            Self::AllGather => format!("full[comm.features({})]", name.replace("weight", "n")),
-            Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]".to_owned(),
+            Self::AllGather => {
+                format!("full[comm.features({}{group})]", name.replace("weight", "n"))
+            }
+            Self::ReduceScatter | Self::AllReduce => format!("full[:, comm.features(k{group})]"),
         };
         Error::operand(format!(
             "{name} is {found:?}, and this rank's part is {part:?}: give {which}"
@@ -174,7 +178,9 @@ impl Ops {
             let (found, part) =
                 (of.weight.extents, [op.weight_columns(index, rank).len(), op.inner(rank).len()]);
             if found != part {
-                return Err(call.kind.wrong_part(name(Operand::W, index, count), found, part));
+                let (weight, group) =
+                    (name(Operand::W, index, count), call.numerics.row_multiple());
+                return Err(call.kind.wrong_part(weight, found, part, group));
             }
         }
         // SAFETY: as the caller has vouched.

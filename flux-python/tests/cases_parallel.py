@@ -491,7 +491,10 @@ def communicators_of_meshes_are_shared(comm):
     assert larger is not first and larger.max_m == 2 * first.max_m and group(2) is larger
     larger.close()
     assert group(2, max_m=64) not in (first, larger)
-    assert group(4) is comm
+    assert group(4) is comm and group(4, transport="host", timeout=comm.timeout, batch_invariant=False) is comm
+    invariant = group(4, batch_invariant=True)
+    assert invariant is not comm and invariant.batch_invariant and group(4, batch_invariant=True) is invariant
+    raises(TypeError, lambda: group(4, batch_invarient=True), "batch_invarient")
 
 
 def what_cannot_be_split_is_named(comm):

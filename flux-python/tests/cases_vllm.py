@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cases_torch import BF16, numbers, tensors
-from flux_tp.integrations._vllm_layers import RowParallel, fusable
+from flux_tp.integrations._vllm_layers import RowParallel, _misfit, fusable
 from oracle import close, operand
 
 N, K, MAX_M = 64, 128, 40
@@ -102,7 +102,9 @@ def other_layers_stay(comm):
     for fields in ({"tp_size": 1}, {"input_is_parallel": False}, {"reduce_results": False}, {"quant_method": of_others}, {"params_dtype": torch.float32}):
         ours, x, *_ = layer(comm, 2, **fields)
         assert ours.flux_comm is None and ours(x) == "theirs", fields
-    assert not fusable(Theirs(comm, torch.zeros(N, 12, dtype=BF16))) and not fusable(Theirs(comm, torch.zeros(12, K, dtype=BF16)))
+    for n, k, fields, word in ((N, 12, {}, f"{N} x 12"), (12, K, {}, "multiples of 8"), (N, K, {"quant_method": of_others}, "AWQLinearMethod"), (N, K, {"params_dtype": torch.float32}, "float32")):
+        theirs = Theirs(comm, torch.zeros(n, k, dtype=BF16), **fields)
+        assert not fusable(theirs) and word in _misfit(theirs)
     # Models take the reduction off after they have made a layer.
     ours, x, *_ = layer(comm, 2)
     ours.reduce_results = False

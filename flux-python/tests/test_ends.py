@@ -138,7 +138,7 @@ sys.modules["torch.distributed"] = sys.modules["torch"].distributed = dist
 
 def connect(transport="host"):
     connected = flux_tp._init._connect_group(dist.ProcessGroup(), transport, 10.0, None, None, (64, 0, False))
-    return flux_tp.Communicator(connected, 64, None)
+    return flux_tp.Communicator(connected, (64, 0, False), 10.0, None)
 """
 
 

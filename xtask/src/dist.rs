@@ -23,7 +23,8 @@ use std::process::Command;
 
 /// Device files of NVIDIA GPUs, on Linux and in WSL.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
-/// What kernels are compiled for: Hopper, and PTX for all others, of 8-bit operands for some.
+/// What kernels are compiled for: Hopper, and PTX of the portable kernel, which runs there and on
+/// GPUs that are newer than the kernels. Others compile theirs at first use.
 const ARCHS: [&str; 3] = ["sm_90a", "compute_80", "compute_89"];
 /// The tests of flux-ops, of which those on GPUs are modules.
 const OPS: &str = "ops";

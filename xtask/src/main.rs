@@ -83,8 +83,8 @@ enum Task {
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist {
-        /// Every kernel, for hosts without NVRTC; else those that measured and common plans take,
-        /// and the others are compiled on first use
+        /// Every kernel, for hosts of H100 and H200 without NVRTC; else those that measured and
+        /// common plans take, and the others are compiled on first use
         #[arg(long)]
         all: bool,
         /// Print the kernels' names, and build nothing

@@ -79,7 +79,7 @@ pub(crate) struct Args {
     added: Added,
     #[command(flatten)]
     epilogue: EpilogueArgs,
-    /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
+    /// Type in which ranks send partial sums: dtype, that of the results, or f32. Of gemm_rs and
     /// gemm_ar
     #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = parse_partials)]
     pub partials: Partials,

@@ -32,7 +32,8 @@ pub struct PeerRow {
     /// What it is of: `op` to `dtype`.
     #[serde(flatten)]
     pub head: Head,
-    /// `torch.mm` of one rank's part, unsplit; of 8-bit operands `torch._scaled_mm`, here and below.
+    /// `torch.mm` of one rank's part, unsplit. Of 8-bit operands it is `torch._scaled_mm`, here and
+    /// below.
     pub gemm_ms: Option<Times>,
     /// NCCL and `torch.mm`, one after the other.
     pub serial_ms: Option<Times>,

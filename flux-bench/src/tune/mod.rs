@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Time only plans by which a row's bits do not depend on the rows beside it, for such ops
     #[arg(long)]
     batch_invariant: bool,
-    /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
+    /// Type in which ranks send partial sums: dtype, that of the results, or f32. Of gemm_rs and
     /// gemm_ar
     #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = parse_partials)]
     partials: Partials,

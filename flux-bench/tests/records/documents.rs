@@ -157,7 +157,7 @@ fn identifiers() -> BTreeSet<String> {
     words
 }
 
-/// Spans such as `Type::method`, `function()` and `--option` are of words that sources have.
+/// Spans such as `Type::method`, `object.function()` and `--option` are of words that sources have.
 #[test]
 fn identifiers_and_options_exist() {
     let known = identifiers();
@@ -169,7 +169,7 @@ fn identifiers_and_options_exist() {
             }
             let words =
                 span.trim_start_matches("--").split(['=', '(']).next().unwrap().replace('-', "_");
-            for word in words.split("::").filter(|word| !word.is_empty()) {
+            for word in words.split("::").flat_map(|of| of.split('.')).filter(|of| !of.is_empty()) {
                 let word = word.split('<').next().unwrap();
                 assert!(
                     known.contains(word),

@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 /// Variables of tests alone.
 const OF_TESTS: &str = "FLUX_TEST_";
 
-/// Rust sources below a folder, without files and folders of tests.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+/// Sources of a language below a folder, without files and folders of tests.
+fn sources(folder: &Path, language: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let kept = entries
         .filter(|path| path.file_stem().is_none_or(|name| name != "tests" && name != "fuzz"));
     let (folders, files): (Vec<_>, Vec<_>) = kept.partition(|path| path.is_dir());
-    let rust = files
+    let own = files
         .into_iter()
-        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
-    rust.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
+        .filter(|path| path.extension().is_some_and(|extension| extension == language));
+    own.chain(folders.iter().flat_map(|folder| sources(folder, language))).collect()
 }
 
 fn variables(text: &str) -> impl Iterator<Item = String> {
@@ -42,9 +42,22 @@ fn texts(root: &Path) -> Vec<String> {
         "flux-bench",
         "xtask",
     ];
-    let files = crates.iter().flat_map(|name| sources(&root.join(name).join("src")));
+    let files = crates.iter().flat_map(|name| sources(&root.join(name).join("src"), "rs"));
     let shared = root.join("flux-kernels/tests/skipped/mod.rs");
     files.chain([shared]).map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+/// The modules of the Python package.
+fn modules(root: &Path) -> Vec<String> {
+    let files = sources(&root.join("flux-python/python"), "py");
+    files.iter().map(|path| fs::read_to_string(path).unwrap()).collect()
+}
+
+/// The variables that a module reads.
+fn read_by_python(module: &str) -> impl Iterator<Item = String> {
+    module.split("os.environ.get(\"").skip(1).filter_map(|rest| {
+        rest.split('"').next().filter(|name| name.starts_with("FLUX_")).map(str::to_owned)
+    })
 }
 
 /// Of the variables that a table names, those that no source reads.
@@ -55,9 +68,10 @@ fn unread<'a>(named: &BTreeSet<String>, texts: impl IntoIterator<Item = &'a str>
 #[test]
 fn the_table_names_every_variable_and_none_that_nothing_reads() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let texts = texts(root);
+    let (texts, modules) = (texts(root), modules(root));
     // Whatever the sources speak of, in a message too, a person may look for.
-    let spoken: BTreeSet<String> = texts.iter().flat_map(|text| variables(text)).collect();
+    let spoken: BTreeSet<String> =
+        texts.iter().chain(&modules).flat_map(|text| variables(text)).collect();
     let table = fs::read_to_string(root.join("docs/environment.md")).unwrap();
     // The first cell of each row.
     let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
@@ -65,7 +79,11 @@ fn the_table_names_every_variable_and_none_that_nothing_reads() {
         cells.flat_map(|cell| variables(cell).collect::<Vec<_>>()).collect();
     assert!(spoken.len() > 20, "{spoken:?}");
     assert_eq!(spoken, named);
-    assert_eq!(unread(&named, texts.iter().map(String::as_str)), Vec::<String>::new());
+    let by_python: BTreeSet<String> =
+        modules.iter().flat_map(|module| read_by_python(module)).collect();
+    assert!(by_python.contains("FLUX_VLLM"), "{by_python:?}");
+    let others = &named - &by_python;
+    assert_eq!(unread(&others, texts.iter().map(String::as_str)), Vec::<String>::new());
 }
 
 #[test]

@@ -66,9 +66,12 @@ pub fn choose(
     key: &PlanKey,
     tables: &[(TableKind, &PlanTable)],
 ) -> Option<(Plan, PlanOrigin)> {
-    let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
-    if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem, target)) {
-        return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));
+    let exact = tables.iter().find_map(|&(kind, table)| {
+        let row = table.get(key, problem.m())?;
+        row.plan.is_executable(problem, target).then_some((kind, row.plan))
+    });
+    if let Some((kind, plan)) = exact {
+        return Some((plan.canonical(problem, target), PlanOrigin::Table(kind)));
     }
     let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;

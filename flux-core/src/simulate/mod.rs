@@ -10,7 +10,7 @@
 //! Staged in host memory ([`Machine::host_staged`]), a message is a whole chunk. It goes on when
 //! all of it has arrived in host memory; rows leave once for all their readers.
 //!
-//! `flux-bench/tests/simulated_results.rs` bounds the distance to the committed records from m =
+//! `flux-bench/tests/records/simulated.rs` bounds the distance to the committed records from m =
 //! 512 on. Limits:
 //!
 //! - **Power.** The clock is one number; a card at its power limit slows down in long calls.

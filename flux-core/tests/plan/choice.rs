@@ -187,6 +187,12 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
         PlanOrigin::Model,
         "no kernel executes the row's plan"
     );
+    let tables = [(TableKind::User, &foreign), (TableKind::Shipped, &table)];
+    assert_eq!(
+        choose(&llama(1024), &target, &key(&llama(1024)), &tables),
+        Some((slow, PlanOrigin::Table(TableKind::Shipped))),
+        "such a row hides none of the next table"
+    );
 }
 
 #[test]

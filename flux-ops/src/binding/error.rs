@@ -6,7 +6,7 @@
 use crate::{BuildError, CallError};
 use flux_kernels::cpu::ExecuteError;
 use flux_transport::{
-    ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError,
+    BootstrapError, ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError,
 };
 
 /// What kind of error it is.
@@ -244,7 +244,16 @@ impl From<ConnectError> for Error {
 
 impl From<WorldError> for Error {
     fn from(error: WorldError) -> Self {
-        Self::new(Class::Connect, error.to_string())
+        let message = error.to_string();
+        match error {
+            WorldError::Bootstrap(BootstrapError::Timeout { missing, .. }) => {
+                Self::of_ranks(Class::Timeout, message, missing)
+            }
+            WorldError::Bootstrap(BootstrapError::Lost { rank, .. }) => {
+                Self::of_ranks(Class::PeerLost, message, [rank])
+            }
+            _ => Self::new(Class::Connect, message),
+        }
     }
 }
 
@@ -386,6 +395,17 @@ mod tests {
             said.starts_with("a call with m = 8 has no program: the kernel could not be prepared"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_or_goes_away_while_ranks_meet_has_its_class() {
+        let step = "waiting for the ranks";
+        let missing = vec![ONE];
+        let late = BootstrapError::Timeout { step, missing, denied: 0, sought: None };
+        assert_class(WorldError::from(late), Class::Timeout, &[ONE]);
+        let lost = BootstrapError::Lost { rank: ONE, step };
+        assert_class(WorldError::from(lost), Class::PeerLost, &[ONE]);
+        assert_class(WorldError::NoLauncher, Class::Connect, &[]);
     }
 
     #[test]

@@ -198,9 +198,9 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
 
     /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n_r/2] =
     /// act(gate) * up`. Of the `n_r` rows of a rank's `w`, and of its bias, half are gates and half
-    /// are ups, which lie as `layout` says. The ranks split `n` in groups of 16, so a rank's
-    /// columns of `y` are the inner elements of a row-parallel layer with `k = n / 2`. The same on
-    /// every rank.
+    /// are ups, which lie as `layout` says. The ranks split `n` in groups of 16, of e4m3 operands
+    /// of 32, with scales of blocks of 256. So a rank's columns of `y` are the inner elements of a
+    /// row-parallel layer with `k = n / 2`. The same on every rank.
     ///
     /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
     /// [`Activation::Relu`] ReGLU.
@@ -231,7 +231,7 @@ impl<X: Element, Y: Element> Builder<AllGatherGemm<X, Y>> {
     ///
     /// # Errors
     /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`].
-    /// [`BuildError::Problem`] where `n` is no multiple of 16, or has fewer than 16 for each rank.
+    /// [`BuildError::Problem`] where `n` is no multiple of such a group, or a rank has none.
     /// [`BuildError::GatedTile`] where 16 does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.spec.epilogue.gates = Some(layout);

@@ -33,7 +33,8 @@ use flux_transport::{Communicator, Failure, Fault, Stream};
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
 /// Rank `r` has `m_r` rows: [`rows`](Self::rows), as PyTorch's `tensor_split` cuts them. It has
 /// `n_r` [`columns`](Self::columns) or `k_r` [`inner`](Self::inner) elements: groups of 8 are split
-/// likewise. All operands are row-major:
+/// likewise, of e4m3 operands groups of 16, with scales of blocks of 128. All operands are
+/// row-major:
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
@@ -70,8 +71,8 @@ impl FusedLinear {
     /// Computes `y`, which is overwritten. Collective: every rank makes the same calls in the same
     /// order.
     ///
-    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Row strides are multiples of 8
-    ///   elements.
+    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Rows begin at
+    ///   multiples of 16 bytes.
     /// - `stream`: of the communicator's device. On CUDA the call is put on it and returns: it
     ///   allocates no device memory and waits for nothing. The stream may be in capture where
     ///   [`Builder::captures`] allows it, if this `m` was [prepared](Self::prepare) or called

@@ -53,12 +53,25 @@ class Communicator:
     """Ordinal of the CUDA device, or ``None`` on the CPU."""
     max_m: int
     """Most rows of a call, of all ranks together."""
+    timeout: float
+    """Longest wait for a peer, in seconds."""
+    sm_margin: int
+    """SMs that calls leave to kernels on other streams."""
+    batch_invariant: bool
+    """Whether a row of a result has the same bits whatever rows share its call."""
     group: ProcessGroup | None
     """The torch ProcessGroup of the same ranks, where one was given."""
 
-    def __init__(self, connected: tuple[int, int, int, str, int | None], max_m: int, group: ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        connected: tuple[int, int, int, str, int | None],
+        limits: tuple[int, int, bool],
+        timeout: float,
+        group: ProcessGroup | None,
+    ) -> None:
         self.id, self.rank, self.world_size, self.transport, self.device = connected
-        self.max_m = max_m
+        self.max_m, self.sm_margin, self.batch_invariant = limits
+        self.timeout = timeout
         self.group = group
         self._process = os.getpid()
         _close_at_exit()
@@ -75,20 +88,23 @@ class Communicator:
         """The transport and why it was chosen, in words."""
         return _native.explain(self.id)
 
-    def features(self, count: int, rank: int | None = None) -> slice:
+    def features(self, count: int, rank: int | None = None, *, group: int = 8) -> slice:
         """The features of ``count`` that a rank has: ``n`` of ``all_gather_matmul``, ``k`` of the other ops.
 
-        They are split in groups of 8, of which the first ranks may have one more. The weight of ``rank`` is
-        ``full[comm.features(n)]``, or ``full[:, comm.features(k)]``. ``None``: of this rank.
+        They are split in groups of 8, of 8-bit operands of 16, with scales of blocks of 128: then say so by ``group``.
+        The first ranks may have a group more. The weight of ``rank`` is ``full[comm.features(n)]``, or
+        ``full[:, comm.features(k)]``. ``rank=None``: of this rank.
         """
         rank = _rank_of(self, rank)
-        groups, rest = divmod(count, 8)
+        if group not in (8, 16, 128):
+            raise OperandError(f"group = {group}: give 8, of 8-bit operands 16, with scales of blocks 128")
+        groups, rest = divmod(count, group)
         if rest or groups < self.world_size:
-            padded = 8 * max(-(-count // 8), self.world_size)
-            raise OperandError(f"{count} features are split over {self.world_size} ranks in groups of 8: pad them to {padded}")
+            padded = group * max(-(-count // group), self.world_size)
+            raise OperandError(f"{count} features are split over {self.world_size} ranks in groups of {group}: pad them to {padded}")
         each, more = divmod(groups, self.world_size)
         first = rank * each + min(rank, more)
-        return slice(8 * first, 8 * (first + each + (rank < more)))
+        return slice(group * first, group * (first + each + (rank < more)))
 
     def heads(self, count: int, kv: int | None = None, rank: int | None = None) -> Heads:
         """The attention heads of a rank, of ``count`` query heads that ``kv`` key and value heads serve in equal groups.

@@ -47,7 +47,7 @@ def init(
             variable FLUX_ADDRESS names, else that of the default route.
 
     Raises:
-        ConnectError: no launcher, or a transport that does not work here.
+        ConnectError: no launcher, ranks that cannot reach each other, or a transport that does not work here.
         TimeoutError: a rank did not come in time.
         DisagreedError: the ranks give different arguments.
     """
@@ -63,7 +63,7 @@ def init(
         connected = _native.connect(transport, timeout, device, limits)
     else:
         connected = _connect_group(group, transport, timeout, device, address, limits)
-    comm = Communicator(connected, max_m, group)
+    comm = Communicator(connected, limits, timeout, group)
     if torch is not None:
         from . import _torch  # noqa: F401 (registers the ops, so that torch.compile finds them)
     adopt(comm)

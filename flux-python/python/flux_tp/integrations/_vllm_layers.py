@@ -7,6 +7,7 @@ a captured call builds nothing.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ from ._vllm_passes import built
 
 __all__ = ["ColumnParallel", "RowParallel", "fusable"]
 
+# A child of vLLM's logger, whose handlers and level it has.
+_log = logging.getLogger("vllm.flux_tp")
 _prepared: set[tuple[Any, ...]] = set()
+_warned: set[str] = set()
 
 
 class _Parallel:
@@ -40,7 +44,7 @@ class _Parallel:
 
     def _is_taken(self) -> bool:
         """Builds the ops of the layer, where it fits and the settings allow them; collective."""
-        if not fusable(self):
+        if not _is_split(self):
             return False
         from vllm import envs
         from vllm.config import get_current_vllm_config
@@ -51,10 +55,17 @@ class _Parallel:
         # Whole rows are not gathered.
         if self.flux_op == "all_gather_matmul" and not split:
             return False
+        misfit = _misfit(self)
+        if misfit is not None:
+            _warn(self, misfit)
+            return False
         group = get_tp_group()
         comm = communicator(group, config)
         # A layer may be split over fewer ranks than its group has.
-        if comm is None or comm.world_size != self.tp_size or not computes(scales_of(self)):
+        if comm is None or comm.world_size != self.tp_size:
+            return False
+        if not computes(scales_of(self)):
+            _warn(self, "ops take 8-bit operands on Hopper, with VLLM_BATCH_INVARIANT=1 those with scales of blocks")
             return False
         rows, eps = captured(config), normed(config, envs.VLLM_BATCH_INVARIANT)
         if split:
@@ -178,11 +189,33 @@ def _fused(theirs: type) -> type:
 
 def fusable(layer: Any) -> bool:
     """Whether a layer is one that an op computes: split, with its collective, scales of a form that ops have or none, and its parts whole groups."""
+    return _is_split(layer) and _misfit(layer) is None
+
+
+def _is_split(layer: Any) -> bool:
+    """Whether a layer is split, and has the collective that an op has."""
     whole = not layer.gather_output if hasattr(layer, "gather_output") else layer.input_is_parallel and layer.reduce_results
-    if not (layer.tp_size > 1 and whole and layer.params_dtype in (torch.bfloat16, torch.float16)):
-        return False
-    multiple = MULTIPLES.get(scales_of(layer) or "")
-    return multiple is not None and layer.input_size_per_partition % multiple == 0 and layer.output_size_per_partition % multiple == 0
+    return layer.tp_size > 1 and whole
+
+
+def _misfit(layer: Any) -> str | None:
+    """Why no op computes a split layer."""
+    if layer.params_dtype not in (torch.bfloat16, torch.float16):
+        return f"ops have no results of {layer.params_dtype}"
+    form = scales_of(layer)
+    if form is None:
+        return f"ops have no scales as those of {type(layer.quant_method).__name__}"
+    k, n = layer.input_size_per_partition, layer.output_size_per_partition
+    if k % MULTIPLES[form] or n % MULTIPLES[form]:
+        return f"a rank's weight is {n} x {k}, and ops take multiples of {MULTIPLES[form]}"
+    return None
+
+
+def _warn(layer: Any, reason: str) -> None:
+    """Says once for each reason why a split layer stays vLLM's."""
+    if reason not in _warned:
+        _warned.add(reason)
+        _log.warning("flux_tp: %s, and layers like it, stay vLLM's: %s", getattr(layer, "prefix", "") or type(layer).__name__, reason)
 
 
 def _prepare(layer: Any, op: str, rows: Sequence[int], eps: float | None) -> None:

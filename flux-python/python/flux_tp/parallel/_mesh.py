@@ -30,7 +30,7 @@ _of_meshes: dict[tuple[tuple[int, ...], bool], Communicator] = {}
 def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
     """The communicator of a mesh's ranks: that of an earlier mesh, the default of all ops, or a new one; then it is collective.
 
-    ``options``: those of :func:`flux_tp.init`, for a new one. There is one where the found ones have a smaller ``max_m``.
+    ``options``: those of :func:`flux_tp.init`. There is a new one where those found have other options, or a smaller ``max_m``.
     """
     if mesh.ndim != 1:
         raise OperandError(f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}: give one of them, as mesh['tp']")
@@ -38,11 +38,17 @@ def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
     ranks = dist.get_process_group_ranks(group)
     key = tuple(ranks), on_host
     for comm in (_of_meshes.get(key), first()):
-        fits = works(comm) and (comm.device is None) == on_host and comm.max_m >= options.get("max_m", 0)
-        if fits and _ranks(comm) == ranks:
+        if works(comm) and (comm.device is None) == on_host and _has(comm, options) and _ranks(comm) == ranks:
             return comm
-    _of_meshes[key] = init(group, **({"transport": "host"} if on_host else {}), **options)
+    _of_meshes[key] = init(group, **({"transport": "host"} if on_host else {}) | options)
     return _of_meshes[key]
+
+
+def _has(comm: Communicator, options: dict[str, Any]) -> bool:
+    """Whether a communicator has these options of :func:`flux_tp.init`; its ``max_m`` may be larger."""
+    # An address is of the ranks' meeting, not of what comes of it.
+    named = {name: value for name, value in options.items() if (name, value) not in (("transport", "auto"), ("device", None)) and name != "address"}
+    return comm.max_m >= named.pop("max_m", 0) and all(getattr(comm, name, None) == value for name, value in named.items())
 
 
 def _ranks(comm: Communicator) -> list[int] | None:
