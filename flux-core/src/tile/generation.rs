@@ -3,8 +3,7 @@
 //! Invariant: the kernels of a generation are compiled from its tiles, and plans take theirs from
 //! the generation of their machine.
 
-use super::TileShape;
-use super::table::{self, Staging};
+use super::{Staging, TileShape, hopper, portable, step_of};
 use crate::{DType, Numerics};
 use std::fmt;
 
@@ -44,14 +43,14 @@ impl Generation {
     /// ```
     pub fn tiles(self, numerics: Numerics) -> impl Iterator<Item = TileShape> + Clone {
         let (hopper, portable): (&[_], &[_]) = match (self, numerics.operand) {
-            (Self::Hopper, _) => (&table::HOPPER, &[]),
+            (Self::Hopper, _) => (&hopper::HOPPER, &[]),
             (Self::Portable, DType::E4m3) => (&[], &[]),
-            (Self::Portable | Self::Ada, _) => (&[], &table::PORTABLE),
+            (Self::Portable | Self::Ada, _) => (&[], &portable::PORTABLE),
         };
         let hopper = hopper.iter().map(|&(m, n, _)| (m, n));
         hopper
             .chain(portable.iter().copied())
-            .map(move |(m, n)| TileShape::new(m, n, table::step(numerics.operand)))
+            .map(move |(m, n)| TileShape::new(m, n, step_of(numerics.operand)))
             .filter(move |tile| match self {
                 Self::Hopper => tile.has_registers_for(numerics),
                 Self::Portable | Self::Ada => tile.has_portable_registers_for(numerics),
@@ -108,7 +107,7 @@ mod tests {
 
     #[test]
     fn eight_bit_operands_need_the_instructions_of_ada_or_hopper() {
-        let sums = |tile: TileShape| tile.m * tile.n / (32 * table::PORTABLE_WARPS);
+        let sums = |tile: TileShape| tile.m * tile.n / (32 * portable::PORTABLE_WARPS);
         for scales in Scales::OF_E4M3 {
             let numerics = Numerics::e4m3(scales, DType::Bf16);
             let multiply = Generation::ALL.map(|generation| generation.multiplies(numerics));

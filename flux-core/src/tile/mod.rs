@@ -4,21 +4,32 @@
 
 mod generation;
 mod grid;
+mod hopper;
+mod portable;
 mod step;
-mod table;
 
 pub use generation::Generation;
 pub(crate) use grid::{ColumnBlocks, TileExtent, TileGrid};
-pub(crate) use step::SHARED_BYTES_PER_CYCLE;
-pub use table::{
-    BARRIER_BYTES, CONSUMERS, ConsumerPart, HOPPER_SHARED_BYTES, PORTABLE_WARPS, ROW_GAP,
-    STEP_BYTES, Staging, WGMMA_ROWS, hopper_barriers, portable_barriers,
+pub use hopper::{
+    CONSUMERS, ConsumerPart, HOPPER_SHARED_BYTES, ROW_GAP, Staging, WGMMA_ROWS, hopper_barriers,
 };
+pub use portable::{PORTABLE_WARPS, portable_barriers};
+pub(crate) use step::SHARED_BYTES_PER_CYCLE;
 
+use crate::DType;
 use std::fmt;
 
 /// Columns of an MMA's output. With gates a tile holds so many of them, their ups, and so on.
 pub const GATE_COLUMNS: u32 = 8;
+/// Bytes of an mbarrier, and of a word that roles share.
+pub const BARRIER_BYTES: u32 = 8;
+/// Bytes of an operand's row that a stage holds: one swizzled row.
+pub const STEP_BYTES: u32 = 128;
+
+/// Step along `k` of every tile, in elements.
+const fn step_of(operand: DType) -> u32 {
+    STEP_BYTES / operand.bytes() as u32
+}
 
 /// Extents of a GEMM tile: output rows, output columns, and the step along `k` of a pipeline stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +46,11 @@ impl TileShape {
     /// A tile of `m` rows and `n` columns that advances by `k`.
     pub const fn new(m: u32, n: u32, k: u32) -> Self {
         Self { m, n, k }
+    }
+
+    /// Bytes of a step's rows of both operands.
+    pub const fn stage_bytes(self, operand: DType) -> u32 {
+        (self.m + self.n) * self.k * operand.bytes() as u32
     }
 
     /// Whether it holds the ups of all its gates.

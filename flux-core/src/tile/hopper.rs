@@ -1,9 +1,9 @@
-//! The tile tables: every tile with kernels, and what follows from its shape.
+//! Hopper's tiles: every one with kernels, and what follows from its shape.
 //!
-//! Invariant: the kernels are compiled from these lists (`flux-kernels/src/variant/choice.rs`), and
-//! plans take their tiles from them. The kernels' shared memory is laid out by what is here.
+//! Invariant: the kernels are compiled from this list (`flux-kernels/src/variant/choice.rs`), and
+//! plans take their tiles from it. The kernels' shared memory is laid out by what is here.
 
-use super::TileShape;
+use super::{BARRIER_BYTES, TileShape, step_of};
 use crate::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 use crate::{DType, Numerics, Scales};
 use Kernels::{Both, PerConsumer, Shared};
@@ -16,35 +16,18 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 pub const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
-/// Threads of a warp.
-const WARP: u32 = 32;
-/// Consumer warps of the portable kernel.
-pub const PORTABLE_WARPS: u32 = 8;
-/// Fewest stages of the portable kernel: one is filled while another is multiplied.
-const FEWEST_PORTABLE_STAGES: u32 = 2;
 /// Most stages of a ring, as many as of the smallest tile fit.
 const MOST_STAGES: u32 = 18;
-/// Most stages of the portable kernel's ring.
-const MOST_PORTABLE_STAGES: u32 = 12;
 /// Rings of more stages have whole pairs, which are loaded together.
 const MOST_SINGLE_STAGES: u32 = 8;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
 pub const ROW_GAP: u32 = VECTOR_BYTES;
-/// Bytes of an mbarrier, and of a word that roles share.
-pub const BARRIER_BYTES: u32 = 8;
 /// Two words and the alignment of the first stage.
 const WORDS_AND_ALIGNMENT: u32 = 2 * BARRIER_BYTES + 1024;
-/// Three words and the alignment of the first stage.
-const PORTABLE_WORDS_AND_ALIGNMENT: u32 = 3 * BARRIER_BYTES + 1024;
 
 /// Barriers of a CTA on Hopper: of each stage, of each consumer's staging buffer, and seven more.
 pub const fn hopper_barriers(stages: u32) -> u32 {
     2 * stages + 2 * CONSUMERS + 7
-}
-
-/// Barriers of a CTA of the portable kernel: of each stage, and four more.
-pub const fn portable_barriers(stages: u32) -> u32 {
-    2 * stages + 4
 }
 
 /// Epilogue staging buffers of a CTA in shared memory.
@@ -106,26 +89,10 @@ pub(super) const HOPPER: [(u32, u32, Kernels); 29] = [
     (32, 128, PerConsumer),
     (32, 64, PerConsumer),
 ];
-/// Rows and columns of the portable kernel's tiles; wide tiles first.
-pub(super) const PORTABLE: [(u32, u32); 9] = [
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (64, 256),
-    (64, 128),
-    (32, 256),
-    (32, 128),
-    (16, 256),
-    (16, 128),
-];
+
 /// Most registers of a consumer's thread for sums that leave the tensor cores: those of the tile,
 /// and of one m64 block on its way there.
 const MOST_PROMOTED_SUMS: u32 = 192;
-/// Most sums of a thread of the portable kernel with 8-bit operands. Where `mma.sync` has none of
-/// these, as on compute capability 10.0, their conversion takes registers, too.
-const MOST_PORTABLE_SCALED_SUMS: u32 = 64;
-/// Most of them that leave the tensor cores at a time.
-const MOST_PORTABLE_SUMS_OF_PART: u32 = 32;
 /// Most sums of a thread that it multiplies by scales of rows and columns without a spill.
 const MOST_SCALED_SUMS: u32 = 184;
 /// The same of promoted sums.
@@ -134,13 +101,6 @@ const MOST_SCALED_PROMOTED_SUMS: u32 = 120;
 const MOST_SWAPPED_BLOCK_ROWS: u32 = 32;
 /// Rows of wgmma's operand A.
 pub const WGMMA_ROWS: u32 = 64;
-/// Bytes of an operand's row that a stage holds: one swizzled row.
-pub const STEP_BYTES: u32 = 128;
-
-/// Step along `k` of every tile, in elements.
-pub(super) const fn step(operand: DType) -> u32 {
-    STEP_BYTES / operand.bytes() as u32
-}
 
 /// What a consumer of a Hopper tile multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +158,7 @@ impl TileShape {
     pub fn stagings(self, numerics: Numerics) -> impl Iterator<Item = Staging> {
         let kernels = HOPPER
             .iter()
-            .find(|&&(m, n, _)| TileShape::new(m, n, step(numerics.operand)) == self)
+            .find(|&&(m, n, _)| TileShape::new(m, n, step_of(numerics.operand)) == self)
             .filter(|_| self.has_registers_for(numerics))
             .map(|&(.., kernels)| kernels);
         let per_consumer =
@@ -252,86 +212,11 @@ impl TileShape {
             + WORDS_AND_ALIGNMENT
     }
 
-    /// Bytes of a step's rows of both operands.
-    pub const fn stage_bytes(self, operand: DType) -> u32 {
-        (self.m + self.n) * self.k * operand.bytes() as u32
-    }
-
     /// Bytes of the epilogue staging buffers of a CTA on Hopper.
     pub const fn staged_bytes(self, staging: Staging, output: DType, scatters: bool) -> u32 {
         let gaps =
             if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
         self.m * self.n * output.bytes() as u32 * staging.buffers() / CONSUMERS + gaps
-    }
-
-    /// The portable kernel's warps along `m` and `n`, each with a block of the tile as square as it
-    /// can be.
-    pub const fn portable_warps(self) -> (u32, u32) {
-        let along_m = match self.m {
-            256.. => 4,
-            64.. => 2,
-            _ => 1,
-        };
-        (along_m, PORTABLE_WARPS / along_m)
-    }
-
-    /// Whether the portable kernel has registers for it with such numbers, and the tile's columns
-    /// one scale of a block.
-    pub(super) const fn has_portable_registers_for(self, numerics: Numerics) -> bool {
-        let sums = self.portable_sums();
-        match numerics.scales {
-            Scales::None => true,
-            Scales::Tensor | Scales::Row => sums <= MOST_PORTABLE_SCALED_SUMS,
-            Scales::Block => {
-                sums <= MOST_PORTABLE_SCALED_SUMS && SCALE_BLOCK.is_multiple_of(self.n)
-            }
-        }
-    }
-
-    /// Parts of a warp's columns that the portable kernel multiplies one after the other in a step:
-    /// of one part there are registers for sums that leave the tensor cores.
-    pub const fn portable_parts(self, numerics: Numerics) -> u32 {
-        if numerics.promotes() {
-            self.portable_sums().div_ceil(MOST_PORTABLE_SUMS_OF_PART)
-        } else {
-            1
-        }
-    }
-
-    /// Sums of a thread of the portable kernel.
-    const fn portable_sums(self) -> u32 {
-        self.m * self.n / (WARP * PORTABLE_WARPS)
-    }
-
-    /// Elements that pass through shared memory for each one along `k` in the portable kernel:
-    /// producers write a column of both operands, every warp reads those of its block, the rows'
-    /// anew for each part of its columns.
-    pub(crate) const fn portable_shared_elements(self, numerics: Numerics) -> u32 {
-        let (along_m, along_n) = self.portable_warps();
-        self.m * (1 + along_n * self.portable_parts(numerics)) + self.n * (1 + along_m)
-    }
-
-    /// Operand stages of the portable kernel that fit in `shared_bytes` of shared memory; `None` if
-    /// they are too few.
-    ///
-    /// ```
-    /// use flux_core::{DType, TileShape};
-    /// let (tile, bf16) = (TileShape::new(128, 256, 64), DType::Bf16.into());
-    /// let stages = |kib: u32| tile.portable_stages(bf16, kib << 10);
-    /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
-    /// ```
-    pub fn portable_stages(self, numerics: Numerics, shared_bytes: u32) -> Option<u32> {
-        (FEWEST_PORTABLE_STAGES..=MOST_PORTABLE_STAGES)
-            .rev()
-            .find(|&stages| self.portable_shared_bytes(numerics, stages) <= shared_bytes)
-    }
-
-    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, three
-    /// words and the alignment.
-    pub const fn portable_shared_bytes(self, numerics: Numerics, stages: u32) -> u32 {
-        stages * self.stage_bytes(numerics.operand)
-            + portable_barriers(stages) * BARRIER_BYTES
-            + PORTABLE_WORDS_AND_ALIGNMENT
     }
 }
 
