@@ -92,8 +92,8 @@ typedef int32_t flux_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Element types of operands. Products are added in fp32. Partial sums travel between ranks in this
-// type, or in fp32 with FLUX_OP_F32_PARTIALS.
+// Element types of operands. Products are added in fp32. Partial sums travel between ranks in the
+// type of `y`, or in fp32 with FLUX_OP_F32_PARTIALS.
 enum flux_dtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -493,8 +493,8 @@ flux_status flux_op_rows(const struct flux_op *op,
                          size_t *count);
 
 // The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
-// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
-// 8, of FLUX_E4M3 of 16, with scales of blocks of 128, with gates of twice as many. The first
+// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There `n` is split in groups of
+// 8 columns; with FLUX_E4M3 of 16, with scales of blocks of 128. Gates double the group. The first
 // ranks may have a group more. Of several weights those of the first.
 //
 // first     gets the first column; or NULL

@@ -117,8 +117,8 @@ pub unsafe extern "C" fn flux_op_rows(
 }
 
 /// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
-/// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
-/// 8, of FLUX_E4M3 of 16, with scales of blocks of 128, with gates of twice as many. The first
+/// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There `n` is split in groups of
+/// 8 columns; with FLUX_E4M3 of 16, with scales of blocks of 128. Gates double the group. The first
 /// ranks may have a group more. Of several weights those of the first.
 ///
 /// first     gets the first column; or NULL

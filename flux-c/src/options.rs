@@ -25,8 +25,8 @@ pub enum flux_op_kind {
     FLUX_GEMM_ALL_REDUCE = 3,
 }
 
-/// Element types of operands. Products are added in fp32. Partial sums travel between ranks in this
-/// type, or in fp32 with FLUX_OP_F32_PARTIALS.
+/// Element types of operands. Products are added in fp32. Partial sums travel between ranks in the
+/// type of `y`, or in fp32 with FLUX_OP_F32_PARTIALS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_dtype {

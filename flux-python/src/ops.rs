@@ -79,7 +79,7 @@ impl Kind {
     /// The error of a weight that is not this rank's part, `[n_r, k_r]`, of features that are split
     /// in such groups.
     fn wrong_part(self, name: &str, found: [usize; 2], part: [usize; 2], group: u32) -> Error {
-        let group = if group == 8 { String::new() } else { format!(", group={group}") };
+        let group = if group == 8 { String::new() } else { format!(", multiple={group}") };
         let which = match self {
             // As `n` of several weights is named: weight[1], n[1].
             Self::AllGather => {

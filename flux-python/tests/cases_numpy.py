@@ -326,6 +326,8 @@ def unequal_parts(comm):
         sizes = [part.stop - part.start for part in parts]
         assert sizes == [16 + 8 * (peer < more) for peer in range(world)] and parts[-1].stop == split
         assert parts[rank] == comm.features(split)
+        for multiple in (16, 128):
+            assert comm.features(split // 8 * multiple, multiple=multiple) == slice(*(at // 8 * multiple for at in (parts[rank].start, parts[rank].stop)))
 
         x, w, b = operand(1, m, other), operand(2, split, other), operand(3, split)
         own, part = rows(world, rank, m), parts[rank]

@@ -490,11 +490,16 @@ def communicators_of_meshes_are_shared(comm):
     larger = group(2, max_m=2 * first.max_m)
     assert larger is not first and larger.max_m == 2 * first.max_m and group(2) is larger
     larger.close()
+    assert group(2, max_m=64) is first
+    first.close()
     assert group(2, max_m=64) not in (first, larger)
-    assert group(4) is comm and group(4, transport="host", timeout=comm.timeout, batch_invariant=False) is comm
+    assert group(4) is comm and group(4, transport=comm.transport, timeout=comm.timeout, batch_invariant=False) is comm
     invariant = group(4, batch_invariant=True)
     assert invariant is not comm and invariant.batch_invariant and group(4, batch_invariant=True) is invariant
+    assert group(4, batch_invariant=False) is comm, "options reach the layers"
+    invariant.close()
     raises(TypeError, lambda: group(4, batch_invarient=True), "batch_invarient")
+    raises(flux_tp.OperandError, lambda: group(4, transport="nvlink" if comm.transport == "host" else "host"), "leave the transport out")
 
 
 def what_cannot_be_split_is_named(comm):

@@ -217,6 +217,7 @@ def what_does_not_fit_is_refused(comm):
         raises(bad, lambda: op(x, w, scale_a=1.0, scale_b=of_w), "scale_a is a float")
     raises(bad, lambda: gather(x, w, return_gathered=True, scale_a=of_x, scale_b=of_w), "return_gathered=")
     raises(bad, lambda: gather(x.to(BF16), w.to(BF16), out_dtype=F16), "out_dtype = torch.float16")
+    raises(bad, lambda: gather(x, w, n=16 * comm.world_size, scale_a=of_x, scale_b=of_w), "weight is [64, 32]", "full[comm.features(n, multiple=16)]")
     raises(bad, lambda: flux_tp.quantize_rows(x), "x is torch.float8_e4m3fn")
     raises(bad, lambda: flux_tp.quantize_rows(x.to(BF16), "column"), "scales = 'column'")
     raises(bad, lambda: flux_tp.quantize_rows(x.to(BF16), "block"), "multiple of 128")

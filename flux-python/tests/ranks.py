@@ -94,7 +94,7 @@ class Ranks:
                     answer = end.recv()
                 except EOFError:
                     process.join(GRACE)
-                    answer = f"it has ended with {process.exitcode}, and printed at last:\n{file.read_text()[-PRINTED:]}"
+                    answer = f"it has ended with {process.exitcode}, and printed at last:\n{file.read_text(errors='replace')[-PRINTED:]}"
                 if answer and rank not in without:
                     words.append(f"rank {rank}:\n{answer}")
         finally:
@@ -117,7 +117,7 @@ class Ranks:
         finally:
             self.kill()
             for file in self._files:
-                sys.stderr.write(file.read_text())
+                sys.stderr.write(file.read_text(errors="replace"))
             self._folder.cleanup()
         assert all(end in (0, -signal.SIGKILL) for end in ends), ends
 

@@ -81,9 +81,9 @@ impl TileShape {
         self.m * self.n / (WARP * PORTABLE_WARPS)
     }
 
-    /// Elements that pass through shared memory for each one along `k` in the portable kernel:
-    /// producers write a column of both operands, every warp reads those of its block, the rows'
-    /// anew for each part of its columns.
+    /// Elements that pass through shared memory for each one along `k` in the portable kernel.
+    /// Producers write a column of both operands, and every warp reads those of its block. It reads
+    /// the rows' anew for each part of its columns.
     pub(crate) const fn portable_shared_elements(self, numerics: Numerics) -> u32 {
         let (along_m, along_n) = self.portable_warps();
         self.m * (1 + along_n * self.portable_parts(numerics)) + self.n * (1 + along_m)

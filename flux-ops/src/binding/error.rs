@@ -234,6 +234,7 @@ impl From<&ExecuteError> for Error {
 impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         match &error {
+            ConnectError::Bootstrap(bootstrap) => bootstrap.into(),
             ConnectError::Control(control) => control.into(),
             ConnectError::Transport(transport) => transport.into(),
             ConnectError::Disagreement { .. } => Self::new(Class::Disagreed, error.to_string()),
@@ -244,13 +245,20 @@ impl From<ConnectError> for Error {
 
 impl From<WorldError> for Error {
     fn from(error: WorldError) -> Self {
+        match &error {
+            WorldError::Bootstrap(bootstrap) => bootstrap.into(),
+            _ => Self::new(Class::Connect, error.to_string()),
+        }
+    }
+}
+
+impl From<&BootstrapError> for Error {
+    fn from(error: &BootstrapError) -> Self {
         let message = error.to_string();
         match error {
-            WorldError::Bootstrap(BootstrapError::Timeout { missing, .. }) => {
-                Self::of_ranks(Class::Timeout, message, missing)
-            }
-            WorldError::Bootstrap(BootstrapError::Lost { rank, .. }) => {
-                Self::of_ranks(Class::PeerLost, message, [rank])
+            // A rank with another secret has come.
+            BootstrapError::Timeout { missing, denied: 0, .. } => {
+                Self::of_ranks(Class::Timeout, message, missing.iter().copied())
             }
             _ => Self::new(Class::Connect, message),
         }
@@ -398,13 +406,17 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_does_not_come_or_goes_away_while_ranks_meet_has_its_class() {
+    fn a_rank_that_does_not_come_is_late_and_others_cannot_be_met() {
         let step = "waiting for the ranks";
-        let missing = vec![ONE];
-        let late = BootstrapError::Timeout { step, missing, denied: 0, sought: None };
-        assert_class(WorldError::from(late), Class::Timeout, &[ONE]);
+        let late = |denied| {
+            let missing = vec![ONE];
+            BootstrapError::Timeout { step, missing, denied, sought: None }
+        };
+        assert_class(WorldError::from(late(0)), Class::Timeout, &[ONE]);
+        assert_class(ConnectError::from(late(0)), Class::Timeout, &[ONE]);
+        assert_class(WorldError::from(late(1)), Class::Connect, &[]);
         let lost = BootstrapError::Lost { rank: ONE, step };
-        assert_class(WorldError::from(lost), Class::PeerLost, &[ONE]);
+        assert_class(WorldError::from(lost), Class::Connect, &[]);
         assert_class(WorldError::NoLauncher, Class::Connect, &[]);
     }
 

@@ -84,7 +84,7 @@ def partials_number(partials: Any) -> int:
     if partials is None:
         return 0
     if dtype_name(partials) != "float32":
-        raise OperandError(f"partials = {partials!r}: give 'float32', or None for the operands' dtype")
+        raise OperandError(f"partials = {partials!r}: give 'float32', or None for the result's dtype")
     return 1
 
 

@@ -88,23 +88,23 @@ class Communicator:
         """The transport and why it was chosen, in words."""
         return _native.explain(self.id)
 
-    def features(self, count: int, rank: int | None = None, *, group: int = 8) -> slice:
+    def features(self, count: int, rank: int | None = None, *, multiple: int = 8) -> slice:
         """The features of ``count`` that a rank has: ``n`` of ``all_gather_matmul``, ``k`` of the other ops.
 
-        They are split in groups of 8, of 8-bit operands of 16, with scales of blocks of 128: then say so by ``group``.
+        They are split in groups of 8. For 8-bit operands ``multiple`` is 16, with scales of blocks 128.
         The first ranks may have a group more. The weight of ``rank`` is ``full[comm.features(n)]``, or
         ``full[:, comm.features(k)]``. ``rank=None``: of this rank.
         """
         rank = _rank_of(self, rank)
-        if group not in (8, 16, 128):
-            raise OperandError(f"group = {group}: give 8, of 8-bit operands 16, with scales of blocks 128")
-        groups, rest = divmod(count, group)
+        if multiple not in (8, 16, 128):
+            raise OperandError(f"multiple = {multiple}: give 8, for 8-bit operands 16, with scales of blocks 128")
+        groups, rest = divmod(count, multiple)
         if rest or groups < self.world_size:
-            padded = group * max(-(-count // group), self.world_size)
-            raise OperandError(f"{count} features are split over {self.world_size} ranks in groups of {group}: pad them to {padded}")
+            padded = multiple * max(-(-count // multiple), self.world_size)
+            raise OperandError(f"{count} features are split over {self.world_size} ranks in groups of {multiple}: pad them to {padded}")
         each, more = divmod(groups, self.world_size)
         first = rank * each + min(rank, more)
-        return slice(group * first, group * (first + each + (rank < more)))
+        return slice(multiple * first, multiple * (first + each + (rank < more)))
 
     def heads(self, count: int, kv: int | None = None, rank: int | None = None) -> Heads:
         """The attention heads of a rank, of ``count`` query heads that ``kv`` key and value heads serve in equal groups.

@@ -118,7 +118,7 @@ def all_gather_matmul(
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
         n: columns of all ranks together, where ranks have different numbers of columns: each has those of
-            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank. Of several weights a list of as many.
+            :meth:`flux_tp.Communicator.features`, of 8-bit operands with its ``multiple``. ``None``: ``W`` times those of this rank. Of several weights a list of as many.
         sequence_dim: the dimension of ``x`` and of the result that is split over the ranks: 1 of a batch-first ``[b, s_r, k]``,
             which is copied, and whose result ``[b, s, n_r]`` is a transposed view.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
@@ -245,9 +245,9 @@ def matmul_reduce_scatter(
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m_r, n]``. With a norm a pair of both results, with ``norm_scales`` that of the sum alone.
         k: the inner dimension of all ranks together, where ranks have different parts of it: each has that of
-            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times that of this rank.
+            :meth:`flux_tp.Communicator.features`, of 8-bit operands with its ``multiple``. ``None``: ``W`` times that of this rank.
         partials: ``float32`` sends partial sums in fp32, twice the bytes: the result is rounded once, and no fp16 partial
-            sum overflows where the total does not. ``None``: in the operands' dtype. The same on every rank.
+            sum overflows where the total does not. ``None``: in the result's dtype. The same on every rank.
         sequence_dim: the dimension of ``x``, ``residual`` and the result that is split over the ranks, as in
             :func:`all_gather_matmul`: 1 of a batch-first ``[b, s, k_r]``, whose result is ``[b, s_r, n]``.
         scale_a, scale_b, out_dtype: as in :func:`all_gather_matmul`, of this rank's part: ``[m, 1]`` and ``[1, n]``, or

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._comm import Communicator
 from .._ops import prepare
-from ._vllm_config import captured, least_split, normed
+from ._vllm_config import captured, least_split, normed, unfit
 from ._vllm_fp8 import MULTIPLES, computes, held, scales_of, widen
 from ._vllm_groups import communicator
 from ._vllm_passes import built
@@ -55,7 +55,8 @@ class _Parallel:
         # Whole rows are not gathered.
         if self.flux_op == "all_gather_matmul" and not split:
             return False
-        misfit = _misfit(self)
+        # Settings that keep all layers are said by the group.
+        misfit = None if unfit(config) else _misfit(self)
         if misfit is not None:
             _warn(self, misfit)
             return False
@@ -65,7 +66,7 @@ class _Parallel:
         if comm is None or comm.world_size != self.tp_size:
             return False
         if not computes(scales_of(self)):
-            _warn(self, "ops take 8-bit operands on Hopper, with VLLM_BATCH_INVARIANT=1 those with scales of blocks")
+            _warn(self, "8-bit ops need Hopper, and with VLLM_BATCH_INVARIANT=1 scales of blocks")
             return False
         rows, eps = captured(config), normed(config, envs.VLLM_BATCH_INVARIANT)
         if split:
@@ -201,10 +202,10 @@ def _is_split(layer: Any) -> bool:
 def _misfit(layer: Any) -> str | None:
     """Why no op computes a split layer."""
     if layer.params_dtype not in (torch.bfloat16, torch.float16):
-        return f"ops have no results of {layer.params_dtype}"
+        return f"no op has results in {layer.params_dtype}"
     form = scales_of(layer)
     if form is None:
-        return f"ops have no scales as those of {type(layer.quant_method).__name__}"
+        return f"no op takes the scales of {type(layer.quant_method).__name__}"
     k, n = layer.input_size_per_partition, layer.output_size_per_partition
     if k % MULTIPLES[form] or n % MULTIPLES[form]:
         return f"a rank's weight is {n} x {k}, and ops take multiples of {MULTIPLES[form]}"

@@ -22,33 +22,41 @@ from ..errors import OperandError
 __all__ = ["arrange", "check_divides", "communicator", "distribute", "local", "present", "summed"]
 
 
-# By ranks, and whether they compute on the CPU. Held: ranks would collect them at different times,
-# and must agree on a new one.
-_of_meshes: dict[tuple[tuple[int, ...], bool], Communicator] = {}
+# By ranks, and whether they compute on the CPU; the last one first. Held: ranks would collect them
+# at different times, and must agree on a new one.
+_of_meshes: dict[tuple[tuple[int, ...], bool], list[Communicator]] = {}
 
 
 def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
-    """The communicator of a mesh's ranks: that of an earlier mesh, the default of all ops, or a new one; then it is collective.
+    """The communicator of a mesh's ranks: the last one of such a mesh, the default of all ops, or a new one; then it is collective.
 
     ``options``: those of :func:`flux_tp.init`. There is a new one where those found have other options, or a smaller ``max_m``.
     """
     if mesh.ndim != 1:
         raise OperandError(f"the mesh has {mesh.ndim} dimensions {mesh.mesh_dim_names or ''}: give one of them, as mesh['tp']")
     group, on_host = mesh.get_group(), mesh.device_type == "cpu"
+    named = options.get("transport", "auto")
+    if named != "auto" and (named == "host") != on_host:
+        raise OperandError(f"transport = {named!r}: the mesh is of {mesh.device_type}, leave the transport out")
+    options |= {"transport": "host"} if on_host else {}
     ranks = dist.get_process_group_ranks(group)
-    key = tuple(ranks), on_host
-    for comm in (_of_meshes.get(key), first()):
+    known = _of_meshes.setdefault((tuple(ranks), on_host), [])
+    for comm in (*known, first()):
         if works(comm) and (comm.device is None) == on_host and _has(comm, options) and _ranks(comm) == ranks:
-            return comm
-    _of_meshes[key] = init(group, **({"transport": "host"} if on_host else {}) | options)
-    return _of_meshes[key]
+            break
+    else:
+        comm = init(group, **options)
+    # Styles of a model's layers ask without options for that of the model.
+    known[:] = [comm, *(other for other in known if other is not comm and works(other))]
+    return comm
 
 
 def _has(comm: Communicator, options: dict[str, Any]) -> bool:
     """Whether a communicator has these options of :func:`flux_tp.init`; its ``max_m`` may be larger."""
-    # An address is of the ranks' meeting, not of what comes of it.
-    named = {name: value for name, value in options.items() if (name, value) not in (("transport", "auto"), ("device", None)) and name != "address"}
-    return comm.max_m >= named.pop("max_m", 0) and all(getattr(comm, name, None) == value for name, value in named.items())
+    # An address matters only while the ranks connect.
+    open_ones = ("transport", "auto"), ("device", None), ("address", options.get("address"))
+    fixed = {name: value for name, value in options.items() if (name, value) not in open_ones}
+    return comm.max_m >= fixed.pop("max_m", 0) and all(getattr(comm, name, None) == value for name, value in fixed.items())
 
 
 def _ranks(comm: Communicator) -> list[int] | None:
