@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cases_torch import BF16, numbers, tensors
-from flux_tp.integrations._vllm_layers import RowParallel, _misfit, fusable
+from flux_tp.integrations._vllm_layers import RowParallel, is_split, misfit
 from oracle import close, operand
 
 N, K, MAX_M = 64, 128, 40
@@ -37,6 +37,10 @@ def configured(sizes=(1, 2), max_m=MAX_M, drafted=None, enable_sp=False, least=N
 
 class UnquantizedLinearMethod:
     pass
+
+
+def fusable(layer):
+    return is_split(layer) and misfit(layer) is None
 
 
 class Theirs(torch.nn.Module):
@@ -104,7 +108,7 @@ def other_layers_stay(comm):
         assert ours.flux_comm is None and ours(x) == "theirs", fields
     for n, k, fields, word in ((N, 12, {}, f"{N} x 12"), (12, K, {}, "multiples of 8"), (N, K, {"quant_method": of_others}, "AWQLinearMethod"), (N, K, {"params_dtype": torch.float32}, "float32")):
         theirs = Theirs(comm, torch.zeros(n, k, dtype=BF16), **fields)
-        assert not fusable(theirs) and word in _misfit(theirs)
+        assert not fusable(theirs) and word in misfit(theirs)
     # Models take the reduction off after they have made a layer.
     ours, x, *_ = layer(comm, 2)
     ours.reduce_results = False

@@ -11,9 +11,8 @@ from torch.nn import Parameter
 import flux_tp
 from cases_scaled import codes, dequantised, powers
 from cases_torch import BF16, numbers, place, tensors
-from cases_vllm import Ours, Theirs
+from cases_vllm import Ours, Theirs, fusable
 from flux_tp.integrations._vllm_fp8 import held, scales_of
-from flux_tp.integrations._vllm_layers import fusable
 from oracle import close, operand
 
 N, K = 256, 256

@@ -8,12 +8,12 @@ import torch
 import flux_tp
 from cases_scaled import dequantised
 from cases_torch import BF16, numbers, place, tensors
-from cases_vllm import RowParallel, Theirs, UnquantizedLinearMethod
+from cases_vllm import RowParallel, Theirs, UnquantizedLinearMethod, fusable
 from cases_vllm_fp8 import KINDS, STATIC, Fp8LinearMethod, K, N, Parameter, loaded
 from cases_vllm_norms import EPS, compiled, native
 from flux_tp._scales import FORMS, scaled_product
 from flux_tp.integrations._vllm_fp8 import held
-from flux_tp.integrations._vllm_layers import ColumnParallel, fusable
+from flux_tp.integrations._vllm_layers import ColumnParallel
 from flux_tp.integrations._vllm_linear import marked
 from flux_tp.integrations._vllm_sp import SplitRows
 from oracle import close, operand, rms_norm, rows

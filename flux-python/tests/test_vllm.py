@@ -156,6 +156,16 @@ def test_another_plugins_row_parallel_layer_stays(monkeypatch, caplog):
     assert "Another has the place" in caplog.text and not hasattr(column.__init__, "flux_takes")
 
 
+def test_a_layer_that_stays_is_named_once(caplog):
+    from types import SimpleNamespace
+
+    from flux_tp.integrations import _vllm_layers
+
+    for prefix in ("model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"):
+        _vllm_layers._warn(SimpleNamespace(prefix=prefix), "a reason of this test")
+    assert caplog.text.count("a reason of this test") == 1 and "model.layers.0.mlp.down_proj, and layers like it" in caplog.text
+
+
 def test_settings_that_keep_vllms_layers():
     from cases_vllm import configured
     from flux_tp.integrations._vllm_config import unfit

@@ -256,7 +256,7 @@ impl From<&BootstrapError> for Error {
     fn from(error: &BootstrapError) -> Self {
         let message = error.to_string();
         match error {
-            // A rank with another secret has come.
+            // Whoever was denied may be a missing rank with another secret.
             BootstrapError::Timeout { missing, denied: 0, .. } => {
                 Self::of_ranks(Class::Timeout, message, missing.iter().copied())
             }

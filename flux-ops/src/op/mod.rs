@@ -71,8 +71,8 @@ impl FusedLinear {
     /// Computes `y`, which is overwritten. Collective: every rank makes the same calls in the same
     /// order.
     ///
-    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Rows begin at
-    ///   multiples of 16 bytes.
+    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Rows begin at multiples of
+    ///   16 bytes.
     /// - `stream`: of the communicator's device. On CUDA the call is put on it and returns: it
     ///   allocates no device memory and waits for nothing. The stream may be in capture where
     ///   [`Builder::captures`] allows it, if this `m` was [prepared](Self::prepare) or called

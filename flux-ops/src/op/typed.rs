@@ -86,8 +86,8 @@ pub type GemmReduceScatter<X, Y = X> = TypedLinear<kind::ReduceScatter, X, Y>;
 /// tensor-parallel model whose activations are replicated, as in serving.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k_r]`, and gets the whole sum
-/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the type
-/// of `y` and are added in rank order in fp32. There is no activation. A library's collective
+/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the type of
+/// `y` and are added in rank order in fp32. There is no activation. A library's collective
 /// (`comm=sequential`) adds in its own order and type.
 ///
 /// ```

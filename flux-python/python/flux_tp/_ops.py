@@ -118,7 +118,8 @@ def all_gather_matmul(
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
         n: columns of all ranks together, where ranks have different numbers of columns: each has those of
-            :meth:`flux_tp.Communicator.features`, of 8-bit operands with its ``multiple``. ``None``: ``W`` times those of this rank. Of several weights a list of as many.
+            :meth:`flux_tp.Communicator.features`, of 8-bit operands with its ``multiple``. ``None``: ``W`` times those of this rank.
+            Of several weights a list of as many.
         sequence_dim: the dimension of ``x`` and of the result that is split over the ranks: 1 of a batch-first ``[b, s_r, k]``,
             which is copied, and whose result ``[b, s, n_r]`` is a transposed view.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.

@@ -17,10 +17,10 @@ from .._init import init
 from ._vllm_config import least_split, unfit
 from ._vllm_passes import add_passes
 
-__all__ = ["checked", "communicator", "graph_key"]
+__all__ = ["checked", "communicator", "graph_key", "log"]
 
 # A child of vLLM's logger, whose handlers and level it has.
-_log = logging.getLogger("vllm.flux_tp")
+log = logging.getLogger("vllm.flux_tp")
 _TIMEOUT = 600.0
 """Seconds, as of torch's NCCL groups: a rank may load or compile much longer than its peers."""
 
@@ -54,7 +54,7 @@ def _connect(group: Any, config: Any) -> Communicator | None:
         if comm.transport == "nvlink":
             split = config.compilation_config.pass_config.enable_sp
             kind = f"layers with rows split from {least_split(config)} on," if split else "row-parallel layers"
-            _log.info("flux_tp: fuses %s of %d ranks, %d rows at most", kind, comm.world_size, comm.max_m)
+            log.info("flux_tp: fuses %s of %d ranks, %d rows at most", kind, comm.world_size, comm.max_m)
             _check_steps()
             add_passes()
             return comm
@@ -62,7 +62,7 @@ def _connect(group: Any, config: Any) -> Communicator | None:
         comm.close()
     split = config.compilation_config.pass_config.enable_sp
     theirs = f"; vLLM splits rows from {least_split(config)} on, or from sp_min_token_num on" if split else ""
-    _log.warning("flux_tp: the layers stay vLLM's, as %s%s", reason, theirs)
+    log.warning("flux_tp: the layers stay vLLM's, as %s%s", reason, theirs)
     return None
 
 

@@ -7,7 +7,6 @@ a captured call builds nothing.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -18,13 +17,11 @@ from .._comm import Communicator
 from .._ops import prepare
 from ._vllm_config import captured, least_split, normed, unfit
 from ._vllm_fp8 import MULTIPLES, computes, held, scales_of, widen
-from ._vllm_groups import communicator
+from ._vllm_groups import communicator, log
 from ._vllm_passes import built
 
-__all__ = ["ColumnParallel", "RowParallel", "fusable"]
+__all__ = ["ColumnParallel", "RowParallel", "is_split", "misfit"]
 
-# A child of vLLM's logger, whose handlers and level it has.
-_log = logging.getLogger("vllm.flux_tp")
 _prepared: set[tuple[Any, ...]] = set()
 _warned: set[str] = set()
 
@@ -44,7 +41,7 @@ class _Parallel:
 
     def _is_taken(self) -> bool:
         """Builds the ops of the layer, where it fits and the settings allow them; collective."""
-        if not _is_split(self):
+        if not is_split(self):
             return False
         from vllm import envs
         from vllm.config import get_current_vllm_config
@@ -55,10 +52,10 @@ class _Parallel:
         # Whole rows are not gathered.
         if self.flux_op == "all_gather_matmul" and not split:
             return False
-        # Settings that keep all layers are said by the group.
-        misfit = None if unfit(config) else _misfit(self)
-        if misfit is not None:
-            _warn(self, misfit)
+        # A setting that keeps all layers is named by `communicator`.
+        reason = None if unfit(config) else misfit(self)
+        if reason is not None:
+            _warn(self, reason)
             return False
         group = get_tp_group()
         comm = communicator(group, config)
@@ -188,19 +185,14 @@ def _fused(theirs: type) -> type:
     return type(f"Flux{theirs.__name__}", (ColumnParallel, theirs), {})
 
 
-def fusable(layer: Any) -> bool:
-    """Whether a layer is one that an op computes: split, with its collective, scales of a form that ops have or none, and its parts whole groups."""
-    return _is_split(layer) and _misfit(layer) is None
-
-
-def _is_split(layer: Any) -> bool:
+def is_split(layer: Any) -> bool:
     """Whether a layer is split, and has the collective that an op has."""
     whole = not layer.gather_output if hasattr(layer, "gather_output") else layer.input_is_parallel and layer.reduce_results
     return layer.tp_size > 1 and whole
 
 
-def _misfit(layer: Any) -> str | None:
-    """Why no op computes a split layer."""
+def misfit(layer: Any) -> str | None:
+    """Why no op computes a split layer; ``None`` where one does."""
     if layer.params_dtype not in (torch.bfloat16, torch.float16):
         return f"no op has results in {layer.params_dtype}"
     form = scales_of(layer)
@@ -216,7 +208,7 @@ def _warn(layer: Any, reason: str) -> None:
     """Says once for each reason why a split layer stays vLLM's."""
     if reason not in _warned:
         _warned.add(reason)
-        _log.warning("flux_tp: %s, and layers like it, stay vLLM's: %s", getattr(layer, "prefix", "") or type(layer).__name__, reason)
+        log.warning("flux_tp: %s, and layers like it, stay vLLM's: %s", getattr(layer, "prefix", "") or type(layer).__name__, reason)
 
 
 def _prepare(layer: Any, op: str, rows: Sequence[int], eps: float | None) -> None:

@@ -10,17 +10,14 @@ Invariant: every rank of a tensor-parallel group fuses the same layers and the s
 
 from __future__ import annotations
 
-import logging
 import os
 
 from ..errors import FluxError
-from ._vllm_groups import graph_key
+from ._vllm_groups import graph_key, log
 from ._vllm_layers import ColumnParallel, RowParallel
 
 __all__ = ["ColumnParallel", "RowParallel", "register"]
 
-# A child of vLLM's logger, whose handlers and level it has.
-_log = logging.getLogger("vllm.flux_tp")
 
 
 def register() -> None:
@@ -44,7 +41,7 @@ def register() -> None:
     if known is None:
         theirs.register_oot(type("FluxRowParallelLinear", (RowParallel, theirs), {}))
     elif not issubclass(known, RowParallel):
-        _log.warning("flux_tp: %s.%s has the place of RowParallelLinear, nothing is fused", known.__module__, known.__name__)
+        log.warning("flux_tp: %s.%s has the place of RowParallelLinear, nothing is fused", known.__module__, known.__name__)
         return
     columns = linear.ColumnParallelLinear
     if not hasattr(columns.__init__, "flux_takes"):

@@ -53,10 +53,16 @@ def communicator(mesh: DeviceMesh, **options: Any) -> Communicator:
 
 def _has(comm: Communicator, options: dict[str, Any]) -> bool:
     """Whether a communicator has these options of :func:`flux_tp.init`; its ``max_m`` may be larger."""
-    # An address matters only while the ranks connect.
-    open_ones = ("transport", "auto"), ("device", None), ("address", options.get("address"))
-    fixed = {name: value for name, value in options.items() if (name, value) not in open_ones}
-    return comm.max_m >= fixed.pop("max_m", 0) and all(getattr(comm, name, None) == value for name, value in fixed.items())
+
+    def has(name: str, value: Any) -> bool:
+        if name == "max_m":
+            return comm.max_m >= value
+        # An address matters only while the ranks connect, and `init` chooses what is left to it.
+        if name == "address" or (name, value) in (("transport", "auto"), ("device", None)):
+            return True
+        return getattr(comm, name, None) == value
+
+    return all(has(name, value) for name, value in options.items())
 
 
 def _ranks(comm: Communicator) -> list[int] | None:
