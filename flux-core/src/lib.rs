@@ -20,6 +20,7 @@ pub mod signal;
 pub mod simulate;
 pub mod tile;
 pub mod timeline;
+pub mod words;
 
 pub use nodes::Nodes;
 pub use numerics::{DType, ElementType, Numerics, Partials, Scales};

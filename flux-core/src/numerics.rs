@@ -3,6 +3,7 @@
 //! Invariant: sizes, alignment and rounding bounds follow from here. Products are added in fp32,
 //! whatever the types.
 
+use crate::words;
 use std::fmt;
 use std::str::FromStr;
 
@@ -30,6 +31,16 @@ impl DType {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::E4m3];
     /// The types of outputs, each also of operands.
     pub const OUTPUTS: [Self; 2] = [Self::Bf16, Self::F16];
+    /// The types of operands that have [`Scales`].
+    pub const QUANTIZED: [Self; 1] = [Self::E4m3];
+
+    /// Whether it is one of [`Self::QUANTIZED`].
+    pub const fn is_quantized(self) -> bool {
+        match self {
+            Self::Bf16 | Self::F16 => false,
+            Self::E4m3 => true,
+        }
+    }
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
@@ -155,8 +166,8 @@ pub const SCALE_BLOCK: u32 = 128;
 impl Scales {
     /// Every form.
     pub const ALL: [Self; 4] = [Self::None, Self::Tensor, Self::Row, Self::Block];
-    /// Those of 8-bit operands.
-    pub const OF_E4M3: [Self; 3] = [Self::Tensor, Self::Row, Self::Block];
+    /// Those of [`DType::QUANTIZED`].
+    pub const OF_QUANTIZED: [Self; 3] = [Self::Tensor, Self::Row, Self::Block];
 
     /// The name used in texts and on command lines.
     pub const fn name(self) -> &'static str {
@@ -168,12 +179,24 @@ impl Scales {
         }
     }
 
+    /// Elements along `k` that share a scale, where a row has several.
+    pub const fn along_k(self) -> Option<u32> {
+        match self {
+            Self::None | Self::Tensor | Self::Row => None,
+            Self::Block => Some(SCALE_BLOCK),
+        }
+    }
+
+    /// Whether sums over all of `k` are multiplied by them.
+    pub const fn of_sums(self) -> bool {
+        !matches!(self, Self::None) && self.along_k().is_none()
+    }
+
     /// Scales of a row of `x` of `k` elements, of its own.
     pub const fn of_row(self, k: u32) -> u32 {
-        match self {
-            Self::None | Self::Tensor => 0,
-            Self::Row => 1,
-            Self::Block => k.div_ceil(SCALE_BLOCK),
+        match self.along_k() {
+            Some(elements) => k.div_ceil(elements),
+            None => matches!(self, Self::Row) as u32,
         }
     }
 
@@ -223,9 +246,9 @@ pub enum Partials {
 pub struct Numerics {
     /// Of `x` and `w`.
     pub operand: DType,
-    /// Of operands in [`DType::E4m3`].
+    /// Of operands in one of [`DType::QUANTIZED`].
     pub scales: Scales,
-    /// Whether tensor cores add all products of [`DType::E4m3`]. They keep fewer bits than fp32, so
+    /// Whether tensor cores add all products of 8-bit operands. They keep fewer bits than fp32, so
     /// sums leave for fp32 registers every 128 elements along `k` otherwise.
     pub fast_accumulation: bool,
     /// Of partial sums between ranks. An AllGather-GEMM has none.
@@ -240,29 +263,30 @@ const F32_PARTIALS: &str = "+f32";
 const FAST: &str = ".fast";
 
 impl Numerics {
-    /// 8-bit operands with such scales, and outputs of this type.
-    pub const fn e4m3(scales: Scales, output: DType) -> Self {
-        let (operand, partials) = (DType::E4m3, Partials::Output);
+    /// Operands of this type with such scales, and outputs of that type.
+    pub const fn scaled(operand: DType, scales: Scales, output: DType) -> Self {
+        let partials = Partials::Output;
         Self { operand, scales, fast_accumulation: false, partials, output }
     }
 
+    /// [`Self::scaled`] of [`DType::E4m3`].
+    pub const fn e4m3(scales: Scales, output: DType) -> Self {
+        Self::scaled(DType::E4m3, scales, output)
+    }
+
     /// Whether ops have these types: outputs of 16 bits, operands of the same type or of 8 bits
-    /// with scales. Sums of [`Scales::Block`] leave the tensor cores every block.
+    /// with scales. Where a row has several, sums leave the tensor cores for each.
     pub const fn is_supported(self) -> bool {
         let has_scales = !matches!(self.scales, Scales::None);
-        let operands = match self.operand {
-            DType::Bf16 | DType::F16 => !has_scales && !self.fast_accumulation,
-            DType::E4m3 => {
-                has_scales && !(self.fast_accumulation && matches!(self.scales, Scales::Block))
-            }
-        };
-        operands && !matches!(self.output, DType::E4m3)
+        has_scales == self.operand.is_quantized()
+            && (self.scales.of_sums() || !self.fast_accumulation)
+            && !self.output.is_quantized()
     }
 
     /// Whether sums leave the tensor cores every [`SCALE_BLOCK`] elements along `k`, for fp32
     /// registers.
     pub const fn promotes(self) -> bool {
-        matches!(self.operand, DType::E4m3) && !self.fast_accumulation
+        self.operand.is_quantized() && !self.fast_accumulation
     }
 
     /// The same with partial sums of another type.
@@ -291,10 +315,10 @@ impl Numerics {
     /// whole vectors, and blocks with a scale are whole.
     pub const fn row_multiple(self) -> u32 {
         let (operand, output) = (self.operand.per_vector(), self.output.per_vector());
-        match self.scales {
-            Scales::Block => SCALE_BLOCK,
-            _ if operand > output => operand,
-            _ => output,
+        match self.scales.along_k() {
+            Some(elements) => elements,
+            None if operand > output => operand,
+            None => output,
         }
     }
 
@@ -312,16 +336,15 @@ impl Numerics {
     }
 }
 
-/// Operands and outputs of one type, in which partial sums are sent, too. Of [`DType::E4m3`] a
+/// Operands and outputs of one type, in which partial sums are sent, too. Of [`DType::QUANTIZED`] a
 /// scale of a tensor, and outputs of bf16.
 impl From<DType> for Numerics {
     fn from(dtype: DType) -> Self {
-        let (scales, output) = match dtype {
-            DType::Bf16 | DType::F16 => (Scales::None, dtype),
-            DType::E4m3 => (Scales::Tensor, DType::Bf16),
-        };
-        let partials = Partials::Output;
-        Self { operand: dtype, scales, fast_accumulation: false, partials, output }
+        if dtype.is_quantized() {
+            Self::scaled(dtype, Scales::Tensor, DType::Bf16)
+        } else {
+            Self::scaled(dtype, Scales::None, dtype)
+        }
     }
 }
 
@@ -345,8 +368,7 @@ impl fmt::Display for Numerics {
 /// A text names no element types.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} names no element types: use {}, e4m3.tensor:bf16, e4m3.row:bf16 or \
-     e4m3.block:bf16, with {F32_PARTIALS} for fp32 partial sums",
+    "{text:?} names no element types: use {}, with {F32_PARTIALS} for fp32 partial sums",
     names()
 )]
 pub struct NumericsError {
@@ -356,7 +378,10 @@ pub struct NumericsError {
 crate::debug_is_text!(NumericsError);
 
 fn names() -> String {
-    DType::OUTPUTS.map(DType::name).join(", ")
+    let scaled = DType::QUANTIZED.into_iter().flat_map(|dtype| {
+        Scales::OF_QUANTIZED.map(|scales| Numerics::scaled(dtype, scales, DType::Bf16))
+    });
+    words::list(DType::OUTPUTS.map(Numerics::from).into_iter().chain(scaled), "or")
 }
 
 impl FromStr for Numerics {
@@ -384,6 +409,13 @@ impl FromStr for Numerics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantized_types_and_their_scales_are_those_without_exception() {
+        assert!(DType::ALL.iter().all(|of| DType::QUANTIZED.contains(of) == of.is_quantized()));
+        let scaled = Scales::ALL.into_iter().filter(|&of| of != Scales::None);
+        assert!(scaled.eq(Scales::OF_QUANTIZED));
+    }
 
     fn all() -> impl Iterator<Item = Numerics> {
         let operands = DType::ALL.into_iter().flat_map(|operand| {
@@ -419,7 +451,9 @@ mod tests {
         }
         for text in ["", "f32", "bf16:", ":bf16", "bf16+f16", "bf16 +f32"] {
             let error = text.parse::<Numerics>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{text:?} names no element types: use bf16, fp16")));
+            let use_those = "use bf16, fp16, e4m3.tensor:bf16, e4m3.row:bf16 or e4m3.block:bf16, \
+                             with +f32 for fp32 partial sums";
+            assert_eq!(error, format!("{text:?} names no element types: {use_those}"));
         }
     }
 

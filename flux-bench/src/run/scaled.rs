@@ -107,7 +107,7 @@ impl ScalePair {
         let forms = if is_made {
             (&[Scales::Tensor][..], "one for all of x, which is quantised with it")
         } else {
-            (&Scales::OF_E4M3[..], "one for each 1 x 128 of x, for each row, or for all")
+            (&Scales::OF_QUANTIZED[..], "one for each 1 x 128 of x, for each row, or for all")
         };
         let given = found(INPUT_SCALE).map(|tensor| matrix(&tensor, x, 1, forms)).transpose()?;
         let (of_x, quantised) = match given {

@@ -225,7 +225,7 @@ pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
 
 /// The form of a `--scales` word.
 fn parse_scales(word: &str) -> Result<Scales, String> {
-    let named = Scales::OF_E4M3.into_iter().find(|scales| scales.name() == word);
+    let named = Scales::OF_QUANTIZED.into_iter().find(|scales| scales.name() == word);
     named.ok_or_else(|| format!("{word:?} is none of tensor, row and block"))
 }
 

@@ -1,8 +1,8 @@
 //! Why a shape cannot be executed.
 
 use super::{MAX_EXTENT, MAX_WEIGHTS};
-use crate::Numerics;
-use crate::numerics::SCALE_BLOCK;
+use crate::numerics::VECTOR_BYTES;
+use crate::{DType, Numerics, Scales, words};
 
 /// Why a shape cannot be executed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum ProblemError {
     /// A row of an operand would not be a multiple of 16 bytes, or a block with a scale not whole.
     #[error(
         "{name} = {value} is not a multiple of {multiple}: {} are required; {}",
-        if *multiple < SCALE_BLOCK { "rows of 16-byte multiples" } else { "whole scale blocks" },
+        required(*multiple, *gated),
         pad(name, *padded, *gated)
     )]
     Alignment {
@@ -81,9 +81,11 @@ pub enum ProblemError {
     },
     /// No op has these element types.
     #[error(
-        "no op has the element types {numerics}: outputs are bf16 or fp16; operands have the same \
-         type, or are e4m3 with scales of a tensor, a row or a block, which take no fast \
-         accumulation"
+        "no op has the element types {numerics}: outputs are {}; operands have the same type, or \
+         are {} with scales of {}, which take no fast accumulation",
+        words::list(DType::OUTPUTS, "or"),
+        words::list(DType::QUANTIZED, "or"),
+        words::list(Scales::OF_QUANTIZED.map(|of| format!("a {of}")), "or")
     )]
     Numerics {
         /// The given ones.
@@ -98,6 +100,13 @@ pub enum ProblemError {
 }
 
 crate::debug_is_text!(ProblemError);
+
+/// What an extent consists of.
+fn required(multiple: u32, gated: bool) -> &'static str {
+    let group = if gated { multiple / 2 } else { multiple };
+    // No element is less than a byte.
+    if group > VECTOR_BYTES { "whole scale blocks" } else { "rows of 16-byte multiples" }
+}
 
 /// How an extent becomes one that the ranks can share.
 fn pad(name: &str, padded: u32, gated: bool) -> String {

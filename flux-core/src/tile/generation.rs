@@ -4,7 +4,7 @@
 //! the generation of their machine.
 
 use super::{Staging, TileShape, hopper, portable, step_of};
-use crate::{DType, Numerics};
+use crate::Numerics;
 use std::fmt;
 
 /// A kernel of its own, for the devices whose instructions it uses.
@@ -42,10 +42,10 @@ impl Generation {
     /// assert!(Generation::ALL.into_iter().all(has));
     /// ```
     pub fn tiles(self, numerics: Numerics) -> impl Iterator<Item = TileShape> + Clone {
-        let (hopper, portable): (&[_], &[_]) = match (self, numerics.operand) {
-            (Self::Hopper, _) => (&hopper::HOPPER, &[]),
-            (Self::Portable, DType::E4m3) => (&[], &[]),
-            (Self::Portable | Self::Ada, _) => (&[], &portable::PORTABLE),
+        let (hopper, portable): (&[_], &[_]) = match self {
+            Self::Hopper => (&hopper::HOPPER, &[]),
+            Self::Portable if numerics.operand.is_quantized() => (&[], &[]),
+            Self::Portable | Self::Ada => (&[], &portable::PORTABLE),
         };
         let hopper = hopper.iter().map(|&(m, n, _)| (m, n));
         hopper
@@ -102,13 +102,13 @@ impl fmt::Display for Generation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Scales;
     use crate::numerics::SCALE_BLOCK;
+    use crate::{DType, Scales};
 
     #[test]
     fn eight_bit_operands_need_the_instructions_of_ada_or_hopper() {
         let sums = |tile: TileShape| tile.m * tile.n / (32 * portable::PORTABLE_WARPS);
-        for scales in Scales::OF_E4M3 {
+        for scales in Scales::OF_QUANTIZED {
             let numerics = Numerics::e4m3(scales, DType::Bf16);
             let multiply = Generation::ALL.map(|generation| generation.multiplies(numerics));
             assert_eq!(multiply, [true, false, true], "{numerics}");

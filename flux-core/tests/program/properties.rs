@@ -142,7 +142,7 @@ fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
     let extents = (1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..8);
     let partials = prop::sample::select(vec![Partials::Output, Partials::F32]);
-    let scaled = Scales::OF_E4M3.map(|scales| Numerics::e4m3(scales, DType::Bf16));
+    let scaled = Scales::OF_QUANTIZED.map(|scales| Numerics::e4m3(scales, DType::Bf16));
     let numerics = prop_oneof![Just(DType::Bf16.into()), prop::sample::select(scaled.to_vec())];
     (ops, 2_u32..=8, extents, (partials, numerics), 0_usize..60).prop_map(
         |(op, world, (m, n, k, more), (partials, numerics), number)| {

@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn all_has_the_kernel_of_every_op() {
         let world = WorldSize::new(2).unwrap();
-        let scaled = Scales::OF_E4M3.map(|scales| Numerics::e4m3(scales, DType::F16));
+        let scaled = Scales::OF_QUANTIZED.map(|scales| Numerics::e4m3(scales, DType::F16));
         let numerics = [DType::Bf16, DType::F16].map(Numerics::from).into_iter().chain(scaled);
         let archs = [Arch::Sm90a, Arch::Sm80, Arch::Compute80, Arch::Sm89];
         for target in archs.map(KernelTarget::of_arch) {

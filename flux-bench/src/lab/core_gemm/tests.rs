@@ -347,7 +347,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 
 #[test]
 fn rank_0_is_right_with_operands_of_8_bits() {
-    for (op, scales) in OPS.into_iter().flat_map(|op| Scales::OF_E4M3.map(|scales| (op, scales))) {
+    for (op, scales) in OPS.into_iter().flat_map(|op| Scales::OF_QUANTIZED.map(|scales| (op, scales))) {
         let [tp, group] = [2, if scales == Scales::Block { 128 } else { 32 }];
         let (n, k) = match op {
             OpKind::AllGatherGemm => (group * tp, 2 * group),
@@ -371,7 +371,7 @@ fn rank_0_is_right_with_operands_of_8_bits() {
 /// The sum of all products with scales as the library reads them.
 #[test]
 fn the_librarys_scales_are_those_of_the_kernel() {
-    for scales in Scales::OF_E4M3 {
+    for scales in Scales::OF_QUANTIZED {
         let numerics = Numerics::e4m3(scales, DType::Bf16);
         let problem =
             Problem::new(OPS[1], 20, 256, 768, numerics, shapes::world(1).unwrap()).unwrap();

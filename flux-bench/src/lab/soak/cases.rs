@@ -84,7 +84,7 @@ pub(crate) fn matrix(
             add("unaligned-1032", of, plain);
         }
         // Of 8 bits, with partial tiles: groups of 16, and of 128 with scales of blocks.
-        for scales in Scales::OF_E4M3 {
+        for scales in Scales::OF_QUANTIZED {
             let group = if scales == Scales::Block { 128 } else { 16 };
             let [split, whole] = [296, 200_usize].map(|extent| extent.next_multiple_of(group));
             let numerics = Numerics::e4m3(scales, DType::Bf16);

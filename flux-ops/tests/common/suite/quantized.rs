@@ -27,7 +27,7 @@ fn values<T: Number>(rows: usize, cols: usize) -> Vec<T> {
 fn same_bits<T: Number>(node: &Node, rows: usize, cols: usize, apart: bool) {
     let quantizer = Quantizer::new(&node.comm).unwrap();
     let (x, gain) = (values::<T>(rows, cols), values::<T>(1, cols));
-    for scales in Scales::OF_E4M3 {
+    for scales in Scales::OF_QUANTIZED {
         let groups = scales.of_row(cols as u32) as usize;
         let unfit = scales == Scales::Block && !cols.is_multiple_of(128);
         if unfit || (apart && groups == 0) {

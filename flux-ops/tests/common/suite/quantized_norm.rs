@@ -44,7 +44,7 @@ struct Place {
 fn places(rows: usize) -> impl Iterator<Item = Place> {
     let both = |scales: Scales| [false, true].map(|apart| (scales, apart));
     let groups = |scales: Scales| scales.of_row(N as u32) as usize;
-    Scales::OF_E4M3
+    Scales::OF_QUANTIZED
         .into_iter()
         .flat_map(both)
         .filter(move |&(scales, apart)| !apart || groups(scales) > 0)
@@ -153,7 +153,7 @@ pub fn scaled_products_have_quantised_norms(machine: Machine) {
         .into_iter()
         .flat_map(|world| ops(machine).map(move |op| (world, op)))
     {
-        for scales in Scales::OF_E4M3 {
+        for scales in Scales::OF_QUANTIZED {
             let numerics = Numerics::e4m3(scales, DType::Bf16).with_partials(Partials::F32);
             let extents = [5 * world as usize, N, 256 * world as usize];
             let case = scaled::case(op, extents, world, numerics, Values::Integers);

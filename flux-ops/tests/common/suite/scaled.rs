@@ -192,7 +192,7 @@ fn plans(machine: Machine, op: OpKind) -> Vec<Option<Plan>> {
 }
 
 fn all_numerics() -> impl Iterator<Item = Numerics> {
-    Scales::OF_E4M3.into_iter().map(|scales| Numerics::e4m3(scales, DType::Bf16))
+    Scales::OF_QUANTIZED.into_iter().map(|scales| Numerics::e4m3(scales, DType::Bf16))
 }
 
 pub fn scaled_integers_give_the_exact_result(machine: Machine) {
