@@ -151,7 +151,7 @@ mod tests {
         let every = Selection::Every.variants(Arch::Compute89);
         assert!(shipped.iter().all(|variant| every.contains(variant)));
         let of_16_bits = Selection::Shipped.variants(Arch::Compute80);
-        let is_scaled = |variant: &Variant| variant.numerics().operand == DType::E4m3;
+        let is_scaled = |variant: &Variant| variant.numerics().operand.is_quantized();
         assert!(every.iter().all(is_scaled) && !of_16_bits.iter().any(is_scaled));
     }
 
@@ -159,7 +159,7 @@ mod tests {
     fn two_hundred_images_serve_nearly_all_plans() {
         let target = KernelTarget::of_arch(Arch::Sm90a);
         let (shipped, every) = (variants(target), Variant::all(target));
-        let is_scaled = |variant: &&Variant| variant.numerics().operand == DType::E4m3;
+        let is_scaled = |variant: &&Variant| variant.numerics().operand.is_quantized();
         let scaled = shipped.iter().filter(is_scaled).count();
         assert!(shipped.len() - scaled <= 196 && (1..=60).contains(&scaled), "{scaled} scaled");
         assert!(shipped.iter().all(|variant| every.contains(variant)));

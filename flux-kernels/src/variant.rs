@@ -57,17 +57,14 @@ impl Variant {
     pub const fn generation(&self) -> Generation {
         match self.form {
             Form::Hopper(_) => Generation::Hopper,
-            Form::Portable if matches!(self.numerics.operand, DType::E4m3) => Generation::Ada,
+            Form::Portable if self.numerics.operand.is_quantized() => Generation::Ada,
             Form::Portable => Generation::Portable,
         }
     }
 
     /// The oldest PTX that has its instructions.
     pub(crate) const fn ptx(&self) -> Arch {
-        match self.numerics.operand {
-            DType::Bf16 | DType::F16 => Arch::Compute80,
-            DType::E4m3 => Arch::Compute89,
-        }
+        if self.numerics.operand.is_quantized() { Arch::Compute89 } else { Arch::Compute80 }
     }
 
     /// The same kernel with gates: see [`GateLayout`](crate::GateLayout), which a launch tells it.

@@ -109,15 +109,14 @@ pub(crate) fn operand(
 /// The form of scales with this number.
 pub(crate) fn scales(number: u64) -> Result<Scales, Error> {
     let known = usize::try_from(number).ok().and_then(|at| Scales::ALL.get(at).copied());
-    known.ok_or_else(|| Error::operand(format!("scales = {number}: there are 4 forms")))
+    known.ok_or_else(|| {
+        Error::operand(format!("scales = {number}: there are {} forms", Scales::ALL.len()))
+    })
 }
 
 /// The element types of an op, whose output has another type than 8-bit operands alone.
 pub(crate) fn numerics(operand: DType, scales: Scales, output: DType) -> Numerics {
-    match operand {
-        DType::E4m3 => Numerics::e4m3(scales, output),
-        DType::Bf16 | DType::F16 => operand.into(),
-    }
+    if operand.is_quantized() { Numerics::scaled(operand, scales, output) } else { operand.into() }
 }
 
 /// Rows that carry their scales: the `k` elements of each, and the scales behind them.

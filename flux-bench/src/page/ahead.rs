@@ -6,7 +6,7 @@ use crate::harness::percentile;
 use crate::record::Record;
 use crate::report::{Placement, Report, Row};
 use crate::show::{extremes, speed_up};
-use flux_core::DType;
+use flux_core::Numerics;
 use std::collections::BTreeMap;
 
 /// A range of a call's rows, with the head of its column.
@@ -107,11 +107,11 @@ fn by_op(page: &mut Html, all: &[(&Named, &Report)]) {
 /// A sentence where nothing but the kernel on one GPU was measured with 8-bit operands.
 fn kernel_alone(records: &[Named]) -> Option<String> {
     let has = |record: &Record| match record {
-        Record::Ops(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
-        Record::Serving(report) => report.serving.iter().any(|row| row.head.dtype.starts_with(FP8)),
-        Record::FirstCall(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
-        Record::Core(report) => report.rows.iter().any(|row| row.head.dtype.starts_with(FP8)),
-        Record::Layers(report) => report.rows.iter().any(|row| row.dtype().starts_with(FP8)),
+        Record::Ops(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
+        Record::Serving(report) => report.serving.iter().any(|row| is_quantized(&row.head.dtype)),
+        Record::FirstCall(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
+        Record::Core(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
+        Record::Layers(report) => report.rows.iter().any(|row| is_quantized(row.dtype())),
         Record::Peers(_) | Record::Simulated(_) => false,
     };
     let mut found = records.iter().map(|named| &named.record).filter(|r| has(r)).peekable();
@@ -145,7 +145,7 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
             }
             _ => on,
         };
-        let scaled = report.rows.first().is_some_and(|row| row.head.dtype.starts_with(FP8));
+        let scaled = report.rows.first().is_some_and(|row| is_quantized(&row.head.dtype));
         let on = if scaled { on + ", 8-bit operands" } else { on };
         let gains = report.rows.iter().map(speed_up);
         match sums.iter_mut().find(|(of, _)| *of == on) {
@@ -161,8 +161,10 @@ fn sums(all: &[(&Named, &Report)]) -> Vec<String> {
     sums.into_iter().map(words).collect()
 }
 
-/// How the element types of 8-bit operands begin.
-const FP8: &str = DType::E4m3.name();
+/// Whether element types are those of 8-bit operands.
+fn is_quantized(dtype: &str) -> bool {
+    dtype.parse().is_ok_and(|numerics: Numerics| numerics.operand.is_quantized())
+}
 
 const PORTABLE: &str = "portable kernel";
 

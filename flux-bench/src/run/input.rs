@@ -145,12 +145,12 @@ impl Input {
                 let of_x = scaled::Extents { rows: m, cols: k_x, dtype: x_type };
                 let of_w = scaled::Extents { rows: n, cols: k_w, dtype: w_type };
                 let read = ScalePair::read(&tensors, missing, (of_x, &file[x.clone()]), of_w)?;
-                let output = if x_type == DType::E4m3 {
+                let output = if x_type == w_type {
                     output_type(&tensors).unwrap_or(DType::Bf16)
                 } else {
                     x_type
                 };
-                (Numerics::e4m3(read.0.form(), output), Some(read))
+                (Numerics::scaled(w_type, read.0.form(), output), Some(read))
             }
             _ if x_type == w_type => (x_type.into(), None),
             _ => {

@@ -103,7 +103,7 @@ impl ScalePair {
             }
             (None, None) => return Err(missing(WEIGHT_SCALE)),
         };
-        let is_made = x.dtype != DType::E4m3;
+        let is_made = !x.dtype.is_quantized();
         let forms = if is_made {
             (&[Scales::Tensor][..], "one for all of x, which is quantised with it")
         } else {

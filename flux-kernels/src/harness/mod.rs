@@ -150,7 +150,7 @@ const TENSOR_CORE_ROUNDOFF: f64 = 1.0 / 8192.0;
 /// each instruction whose sum the next takes, and of both multiplications by scales.
 pub fn accumulation_error(problem: &Problem) -> f64 {
     let numerics = problem.numerics();
-    if numerics.operand != DType::E4m3 {
+    if !numerics.operand.is_quantized() {
         return 0.0;
     }
     let elements = if numerics.promotes() { SCALE_BLOCK } else { problem.k_shard() };

@@ -204,7 +204,7 @@ impl Variant {
 
     /// The same kernel for weights of `[k, n]`, unless it has gates or operands of 8 bits.
     fn transposed(self) -> Option<Self> {
-        (!self.gated && self.numerics.operand != DType::E4m3)
+        (!self.gated && !self.numerics.operand.is_quantized())
             .then(|| self.with_weights(WeightLayout::Kn))
     }
 
@@ -359,10 +359,9 @@ mod tests {
                         let problem = problem.with_partials(partials);
                         let fitting = Variant::for_tile(&problem, tile, flattened, target);
                         let Ok(kernel) = fitting else { continue };
-                        let layouts = match numerics.operand {
-                            DType::E4m3 => &[WeightLayout::Nk][..],
-                            _ => &WeightLayout::ALL[..],
-                        };
+                        let is_scaled = numerics.operand.is_quantized();
+                        let layouts =
+                            if is_scaled { &[WeightLayout::Nk][..] } else { &WeightLayout::ALL };
                         for &weights in layouts {
                             let kernel = kernel.with_weights(weights);
                             assert!(all.contains(&kernel), "{kernel} {}", target.arch.name());

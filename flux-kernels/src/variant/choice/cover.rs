@@ -39,7 +39,7 @@ impl Variant {
         match target.arch {
             Arch::Sm90a | Arch::Sm80 => covered.collect(),
             Arch::Sm120 => {
-                let is_scaled = |variant: &Self| variant.numerics.operand == DType::E4m3;
+                let is_scaled = |variant: &Self| variant.numerics.operand.is_quantized();
                 covered.filter(|variant| variant.is_large() || is_scaled(variant)).collect()
             }
             Arch::Compute80 | Arch::Compute89 => {
@@ -60,7 +60,7 @@ impl Variant {
         target: KernelTarget,
     ) -> impl Iterator<Item = Self> + Clone {
         let numerics = form.numerics(DType::Bf16);
-        let are_few = target.generation == Generation::Ada && numerics.operand == DType::E4m3;
+        let are_few = target.generation == Generation::Ada && numerics.operand.is_quantized();
         let tiles = target.generation.tiles(numerics).enumerate();
         let variants: Vec<_> = tiles
             .flat_map(|(place, tile)| {
@@ -86,7 +86,7 @@ impl Variant {
     /// sets of them, where sums leave the tensor cores.
     const fn is_large(&self) -> bool {
         let sets = match self.form {
-            Form::Portable if matches!(self.numerics.operand, DType::E4m3) => 2,
+            Form::Portable if self.numerics.operand.is_quantized() => 2,
             _ => 1,
         };
         sets * self.tile.m * self.tile.n >= 128 * 192
@@ -105,7 +105,7 @@ mod tests {
             let (mut all, mut cover) = (Variant::all(target), Variant::cover(target));
             if arch == Arch::Sm120 {
                 // Of 16-bit operands sm_80 has every tile.
-                let is_scaled = |variant: &Variant| variant.numerics.operand == DType::E4m3;
+                let is_scaled = |variant: &Variant| variant.numerics.operand.is_quantized();
                 all.retain(is_scaled);
                 cover.retain(is_scaled);
             }
@@ -162,13 +162,13 @@ mod tests {
             ];
             for (op, partials) in kinds {
                 let of_kind = cover.iter().filter(|v| {
-                    let is_scaled = v.numerics.operand == DType::E4m3;
+                    let is_scaled = v.numerics.operand.is_quantized();
                     (v.op, v.numerics.partials) == (op, partials)
                         && (arch == Arch::Compute89 || !is_scaled)
                 });
                 assert_eq!(of_kind.count(), tiles, "{op:?} {partials:?} {}", arch.name());
             }
-            let of_all = |v: &&Variant| arch == Arch::Sm120 && v.numerics.operand == DType::E4m3;
+            let of_all = |v: &&Variant| arch == Arch::Sm120 && v.numerics.operand.is_quantized();
             let others = cover.iter().filter(|v| !of_all(v));
             assert!(others.into_iter().all(Variant::is_large), "{}", arch.name());
         }
