@@ -229,16 +229,14 @@ impl Between {
         rank: Rank,
     ) -> anyhow::Result<Self> {
         let numerics = problem.numerics();
-        let library = || {
-            // Of any operands: they are filled later.
-            let parts = Operands::new(*problem, 0, 0, crate::harness::Fill::Uniform);
-            LibraryOperands::new(gpu, &parts.own_parts(rank), bytes_behind_rows(problem))
-        };
+        // Of any operands: they are filled later.
+        let parts = Operands::new(*problem, 0, 0, crate::harness::Fill::Uniform).own_parts(rank);
+        let library = || LibraryOperands::new(gpu, &parts, bytes_behind_rows(problem));
         let scales = || {
             let [lines, cols] = scale_extents(problem);
             let ranks = problem.world().index();
             let bytes = ranks * lines as usize * cols as usize * size_of::<f32>();
-            let interleaved = numerics.scales == Scales::Block;
+            let interleaved = parts[0].layout_of_cublas().transposed;
             anyhow::Ok(GatheredScales {
                 gathered: gpu.alloc(bytes)?,
                 interleaved: interleaved.then(|| gpu.alloc(bytes)).transpose()?,

@@ -3,7 +3,7 @@
 //! Invariant: it has the next number of rows that libraries take.
 
 use crate::harness::{Fill, MadeBy, OperandSet, Operands, RankContext, Verdict};
-use flux_core::{Nodes, Problem, Scales, SumsTo};
+use flux_core::{Nodes, Problem, SumsTo};
 use flux_kernels::Element;
 use flux_ops::EpilogueSpec;
 
@@ -17,10 +17,8 @@ pub(super) fn of_libraries(problem: &Problem) -> anyhow::Result<Problem> {
         SumsTo::Nothing | SumsTo::Rows => problem.world().get(),
         SumsTo::All => 1,
     };
-    let of_scales = match problem.numerics().scales {
-        Scales::Block => ROWS_OF_BLOCK_SCALES,
-        _ => 1,
-    };
+    let has_blocks = problem.numerics().scales.along_k().is_some();
+    let of_scales = if has_blocks { ROWS_OF_BLOCK_SCALES } else { 1 };
     let mut steps = (1..=of_scales).map(|times| times * of_shards);
     let step = steps.find(|step| step.is_multiple_of(of_scales)).unwrap_or(of_shards);
     Ok(problem.with_m(problem.m().next_multiple_of(step))?)

@@ -6,7 +6,6 @@
 use super::error::ExecuteError;
 use super::operands::grow;
 use super::panel::Panel;
-use flux_core::Scales;
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 
@@ -68,7 +67,7 @@ impl Scratch {
         )?;
         let acc = tile.m.min(rows) as usize * stride;
         grow("a worker's accumulators of a tile", &mut self.acc, acc)?;
-        if problem.numerics().scales == Scales::Block {
+        if problem.numerics().scales.along_k().is_some() {
             grow("a worker's accumulators of a block", &mut self.block, acc)?;
         }
         grow("a worker's row of a partial tile", &mut self.partial, stride)

@@ -13,11 +13,11 @@ use super::scaling::Scaling;
 use super::stamps::{Recorded, Recorder};
 use crate::abi::ItemStamps;
 use crate::element::Element;
+use flux_core::Rank;
 use flux_core::layout;
 use flux_core::problem::{Shape, WeightList};
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
-use flux_core::{Rank, Scales};
 use std::marker::PhantomData;
 
 /// `y`, of which workers store disjoint tiles.
@@ -145,8 +145,9 @@ impl<X: Element, Y: Element> Call<'_, X, Y> {
         let b = &self.weights[col * k + first_k..];
         let product =
             Product { m: rows, n: cols, k: end_k - first_k, ldk: k, ldc: stride(self.program) };
-        if problem.numerics().scales == Scales::Block {
-            self.multiply_blocks(item, product, a, b, &mut scratch.acc, &mut scratch.block);
+        if let Some(elements) = problem.numerics().scales.along_k() {
+            let step = elements as usize;
+            self.multiply_blocks(item, product, step, (a, b), &mut scratch.acc, &mut scratch.block);
         } else {
             panel::multiply(product, a, b, &mut scratch.acc);
             self.scale(item, &mut scratch.acc);

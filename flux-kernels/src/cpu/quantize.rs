@@ -8,7 +8,6 @@ use crate::element::{E4M3_MOST, Element, LEAST_SCALE};
 use bytemuck::Zeroable;
 use float8::F8E4M3;
 use flux_core::Scales;
-use flux_core::numerics::SCALE_BLOCK;
 
 /// Most threads of the kernel's CTA, and those of a warp.
 const THREADS: usize = 512;
@@ -47,10 +46,7 @@ pub fn quantize<T: Element>(
     mut out_scale: Option<RowsMut<'_, f32>>,
 ) {
     let RowsMut { elements: out, stride } = out;
-    let group = match scales {
-        Scales::Block => SCALE_BLOCK as usize,
-        Scales::None | Scales::Tensor | Scales::Row => cols,
-    };
+    let group = scales.along_k().map_or(cols, |elements| elements as usize);
     let (mut wide, mut gains) = (vec![0.0_f32; cols], vec![0.0_f32; cols]);
     if let Some(norm) = norm {
         T::widen(&norm.gain[..cols], &mut gains);

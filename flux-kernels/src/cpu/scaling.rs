@@ -43,17 +43,17 @@ impl<X: Element, Y: Element> Call<'_, X, Y> {
         }
     }
 
-    /// Multiplies block by block along `k`, each with its scales. `product` is that of all blocks.
+    /// Multiplies block by block of `step` along `k`, each with its scales. `product` is that of all
+    /// blocks.
     pub(super) fn multiply_blocks(
         &self,
         item: &WorkItem,
         product: Product,
-        a: &[f32],
-        b: &[f32],
+        step: usize,
+        (a, b): (&[f32], &[f32]),
         acc: &mut [f32],
         block: &mut [f32],
     ) {
-        let step = SCALE_BLOCK as usize;
         let first = (item.k_first * self.program.tile.k) as usize;
         for row in acc.chunks_mut(product.ldc).take(product.m) {
             row.fill(0.0);

@@ -130,9 +130,8 @@ struct Description {
 
 const X_AND_W: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().operand.into();
 const OUTPUT: fn(&Shapes<'_>) -> ElementType = |of| of.problem.numerics().output.into();
-const NORMAL: fn(&Shapes<'_>) -> ElementType = |of| match of.norm.scales {
-    Scales::None => OUTPUT(of),
-    Scales::Tensor | Scales::Row | Scales::Block => DType::E4m3.into(),
+const NORMAL: fn(&Shapes<'_>) -> ElementType = |of| {
+    if of.norm.scales == Scales::None { OUTPUT(of) } else { DType::E4m3.into() }
 };
 const SCALE: fn(&Shapes<'_>) -> ElementType = |_| ElementType::F32;
 const IN: bool = false;

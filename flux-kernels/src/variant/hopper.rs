@@ -12,7 +12,7 @@ use flux_core::tile::{
     BARRIER_BYTES, CONSUMERS, ConsumerPart, ROW_GAP, STEP_BYTES, Staging, WGMMA_ROWS,
     hopper_barriers,
 };
-use flux_core::{Partials, Scales, TileShape};
+use flux_core::{Partials, TileShape};
 
 /// Registers of a consumer's thread. The launch gives 168 to each, 64 K in all.
 const CONSUMER_REGISTERS: u32 = 224;
@@ -216,8 +216,8 @@ impl Variant {
             accumulators: wgmma_n / 2,
             promotes,
             steps_in_flight,
-            scales_blocks: numerics.scales == Scales::Block,
-            scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
+            scales_blocks: numerics.scales.along_k().is_some(),
+            scales_sums: numerics.scales.of_sums(),
             residual_loads: if sums > 256 { 4 } else { 16 },
             loads_ahead: self.loads_ahead(),
             sends_partials: reduces && can_send,

@@ -7,7 +7,7 @@ use super::constants::constants;
 use flux_core::layout::split_k_slot_bytes;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::tile::{BARRIER_BYTES, CONSUMERS, PORTABLE_WARPS, portable_barriers};
-use flux_core::{Partials, Scales, TileShape};
+use flux_core::{Partials, TileShape};
 
 /// Rows of mma's operand A.
 const BLOCK: u32 = 16;
@@ -106,8 +106,8 @@ impl Variant {
             accumulators,
             promotes: numerics.promotes(),
             part_pairs: cols / PAIR / tile.portable_parts(numerics),
-            scales_blocks: numerics.scales == Scales::Block,
-            scales_sums: matches!(numerics.scales, Scales::Tensor | Scales::Row),
+            scales_blocks: numerics.scales.along_k().is_some(),
+            scales_sums: numerics.scales.of_sums(),
             out_cols: cols / self.columns_per_output(),
             residual_loads: if blocks * accumulators > 64 { 4 } else { 16 },
             stamps_items: numerics.partials == Partials::Output || blocks * accumulators <= 64,

@@ -74,7 +74,7 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         if args.norm { shapes::with_suffix(layers, "--norm", "+residual+norm")? } else { layers };
     let numerics = args.layers.types.numerics()?;
     ensure!(
-        numerics.scales != Scales::Block,
+        matches!(numerics.scales, Scales::None | Scales::Tensor | Scales::Row),
         "PyTorch's fused ops have no scales of blocks: use --scales tensor or row"
     );
     // PyTorch's symmetric memory has equal parts.

@@ -83,11 +83,11 @@ pub(crate) fn matrix(
             let of = problem(op, 8 * 129, extents(296, 200), DType::Bf16.into())?;
             add("unaligned-1032", of, plain);
         }
-        // Of 8 bits, with partial tiles: groups of 16, and of 128 with scales of blocks.
+        // Of 8 bits, with partial tiles.
         for scales in Scales::OF_QUANTIZED {
-            let group = if scales == Scales::Block { 128 } else { 16 };
-            let [split, whole] = [296, 200_usize].map(|extent| extent.next_multiple_of(group));
             let numerics = Numerics::e4m3(scales, DType::Bf16);
+            let group = numerics.row_multiple() as usize;
+            let [split, whole] = [296, 200_usize].map(|extent| extent.next_multiple_of(group));
             add("scaled", problem(op, 129 * ranks, extents(split, whole), numerics)?, plain);
         }
     }

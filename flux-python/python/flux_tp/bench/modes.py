@@ -233,7 +233,7 @@ class AsyncTp(SequenceParallel):
 
     @staticmethod
     def why_not(ranks, m, phase, form):
-        if form == "block":
+        if form not in (None, "tensor", "row"):
             return "the fused ops have no scales of blocks"
         return SequenceParallel.why_not(ranks, m, phase, form) or ranks.why_no_symmetric_memory()
 
