@@ -6,6 +6,7 @@
 mod args;
 mod encode;
 mod error;
+mod functions;
 mod gathered_rows;
 mod kernel;
 mod launch;
@@ -24,6 +25,6 @@ pub use kernel::Kernel;
 pub use launch::launch;
 pub use loaded::{is_loaded, loaded, loaded_gathered_rows, loaded_quantize, loaded_rms_norm};
 pub use program::{DeviceProgram, EpilogueStaging};
-pub use quantize::{Quantize, QuantizeArgs, ScalesOf};
+pub use quantize::{Quantize, QuantizeArgs};
 pub use rms_norm::{RmsNorm, RmsNormArgs};
 pub use trace::TraceBuffer;

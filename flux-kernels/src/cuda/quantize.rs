@@ -2,9 +2,10 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
+use super::functions::Functions;
 use crate::abi::QuantizeParams;
 use flux_core::{DType, Scales};
-use flux_cuda::{Function, Launch, Module};
+use flux_cuda::{Launch, Module};
 
 /// Most threads of a CTA: the kernels' launch bound.
 const THREADS: u32 = 512;
@@ -13,8 +14,7 @@ const THREADS: u32 = 512;
 #[derive(Debug)]
 pub struct Quantize {
     module: Module,
-    bf16: Function,
-    fp16: Function,
+    functions: Functions,
 }
 
 /// The operands of one launch.
@@ -25,8 +25,10 @@ pub struct QuantizeArgs {
     /// Address of the norm's gain, one element for each column, and what is added to the mean of
     /// squares.
     pub norm: Option<(u64, f32)>,
-    /// How scales are found.
-    pub scales: ScalesOf,
+    /// Which scales.
+    pub scales: Scales,
+    /// Address of the scale of [`Scales::Tensor`].
+    pub given: Option<u64>,
     /// Rows of codes, and their scales behind each without `out_scale`.
     pub out: Matrix,
     /// Where scales of rows or blocks go: a row for each group, with one of each row of `x`.
@@ -41,34 +43,18 @@ pub struct QuantizeArgs {
     pub stream: usize,
 }
 
-/// Where the scales of a launch come from.
-#[derive(Clone, Copy, Debug)]
-pub enum ScalesOf {
-    /// One number at this address.
-    Tensor(u64),
-    /// The largest element of each row.
-    Row,
-    /// The largest element of each 128 of a row.
-    Block,
-}
-
 impl QuantizeArgs {
     fn params(&self) -> QuantizeParams {
-        let Self { x, norm, scales, out, out_scale, cols, .. } = *self;
+        let Self { x, norm, scales, given, out, out_scale, cols, .. } = *self;
         let (gain, eps) = norm.unwrap_or_default();
-        let (form, given) = match scales {
-            ScalesOf::Tensor(scale) => (Scales::Tensor, scale),
-            ScalesOf::Row => (Scales::Row, 0),
-            ScalesOf::Block => (Scales::Block, 0),
-        };
-        let groups = form.of_row(cols);
+        let groups = scales.of_row(cols);
         let group = cols.checked_div(groups).unwrap_or(0);
         let step = size_of::<f32>() as u64;
         let (scale, scale_row_bytes, scale_group_bytes, scales_of_row) = match out_scale {
-            _ if group == 0 => (given, 0, 0, 0),
+            _ if group == 0 => (given.unwrap_or_default(), 0, 0, 0),
             Some(of) => (of.address, step, of.row_bytes, groups),
             None => {
-                let padded = form.bytes_behind_row(cols) / step as u32;
+                let padded = scales.bytes_behind_row(cols) / step as u32;
                 (out.address + u64::from(cols), out.row_bytes, step, padded)
             }
         };
@@ -97,11 +83,11 @@ impl Quantize {
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let (bf16, fp16) = (
+        let functions = Functions([
             module.function(c"flux_quantize_bf16", 0)?,
             module.function(c"flux_quantize_fp16", 0)?,
-        );
-        Ok(Self { module, bf16, fp16 })
+        ]);
+        Ok(Self { module, functions })
     }
 
     /// Enqueues what [`quantize`](crate::cpu::quantize) does, with the same bits, for rows of
@@ -119,11 +105,7 @@ impl Quantize {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = match dtype {
-            DType::Bf16 => self.bf16,
-            DType::F16 => self.fp16,
-            DType::E4m3 => unreachable!("rows to quantise have 16 bits"),
-        };
+        let function = self.functions.of(dtype);
         let threads = (args.cols / dtype.per_vector()).next_multiple_of(32).clamp(32, THREADS);
         let launch = Launch {
             grid: (args.rows, 1),

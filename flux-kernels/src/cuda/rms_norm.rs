@@ -2,9 +2,10 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
+use super::functions::Functions;
 use crate::abi::RmsNormParams;
 use flux_core::DType;
-use flux_cuda::{Function, Launch, Module};
+use flux_cuda::{Launch, Module};
 
 /// Most threads of a CTA: the kernels' launch bound.
 const THREADS: u32 = 512;
@@ -13,8 +14,7 @@ const THREADS: u32 = 512;
 #[derive(Debug)]
 pub struct RmsNorm {
     module: Module,
-    bf16: Function,
-    fp16: Function,
+    functions: Functions,
 }
 
 /// The operands of one launch.
@@ -69,11 +69,11 @@ impl RmsNorm {
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let (bf16, fp16) = (
+        let functions = Functions([
             module.function(c"flux_rms_norm_bf16", 0)?,
             module.function(c"flux_rms_norm_fp16", 0)?,
-        );
-        Ok(Self { module, bf16, fp16 })
+        ]);
+        Ok(Self { module, functions })
     }
 
     /// Enqueues `out = y / sqrt(mean(y^2) + eps) * gain` for each row of elements of
@@ -90,11 +90,7 @@ impl RmsNorm {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = match dtype {
-            DType::Bf16 => self.bf16,
-            DType::F16 => self.fp16,
-            DType::E4m3 => unreachable!("outputs have 16 bits"),
-        };
+        let function = self.functions.of(dtype);
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
         Ok(unsafe { self.module.launch(function, args.launch(dtype), &args.params()) }?)
     }

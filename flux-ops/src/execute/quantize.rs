@@ -4,8 +4,7 @@ use super::cuda::matrix;
 use super::host::{rows, rows_mut};
 use crate::operands::QuantizeOperands;
 use crate::tensor::View;
-use flux_core::Scales;
-use flux_kernels::cuda::{QuantizeArgs, ScalesOf};
+use flux_kernels::cuda::QuantizeArgs;
 use flux_kernels::{Element, cpu};
 
 impl QuantizeOperands<View> {
@@ -15,11 +14,8 @@ impl QuantizeOperands<View> {
         QuantizeArgs {
             x: matrix(x),
             norm: norm.map(|(gain, eps)| (gain.address, eps.get())),
-            scales: match (scales, scale) {
-                (Scales::Block, _) => ScalesOf::Block,
-                (_, Some(scale)) => ScalesOf::Tensor(scale.address),
-                (_, None) => ScalesOf::Row,
-            },
+            scales: *scales,
+            given: scale.as_ref().map(|scale| scale.address),
             out: matrix(out),
             out_scale: out_scale.as_ref().map(matrix),
             rows: x.layout.rows as u32,
