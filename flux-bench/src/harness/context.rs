@@ -111,7 +111,7 @@ impl RankContext {
                 let rows =
                     buffer.elements_mut().get_mut(..rows as usize * (cols as usize + behind));
                 let rows = rows.with_context(|| format!("{part:?} is larger than its memory"))?;
-                part.write_codes(bytemuck::cast_slice_mut(rows), behind);
+                part.write_codes(rows, behind);
                 Ok(())
             }
             Buffer::Cuda { block, .. } => self.expect_gpu()?.fill_codes(block, 0, part, behind),

@@ -6,9 +6,9 @@
 
 use super::Fill;
 use super::data::{self, Window, elements};
-use crate::{Element, F8E4M3};
+use crate::Element;
 use flux_core::numerics::SCALE_BLOCK;
-use flux_core::{Problem, Rank, Scales};
+use flux_core::{DType, Numerics, Problem, Rank, Scales};
 use std::num::NonZeroUsize;
 
 /// Makes another seed of an operand's: that of its scales.
@@ -53,6 +53,7 @@ impl ScaleLayout {
 /// A window of a global operand that is a rank's along `k`, with its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
+    dtype: DType,
     form: Scales,
     generator: Generator,
     window: Window,
@@ -91,7 +92,13 @@ impl Part {
         rows: u32,
     ) -> Self {
         let source = if problem.op().gathers() { 0 } else { source.get() };
-        Self { form: problem.numerics().scales, generator, window, rows, source }
+        let Numerics { operand: dtype, scales: form, .. } = problem.numerics();
+        Self { dtype, form, generator, window, rows, source }
+    }
+
+    /// The type of its elements.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// The window of the operand.
@@ -182,9 +189,12 @@ impl Part {
     }
 
     /// The codes, and behind those of each row so many bytes more: its scales, then zeros.
-    pub fn codes(&self, behind: usize) -> Vec<F8E4M3> {
+    ///
+    /// # Panics
+    /// As [`Self::write_codes`].
+    pub fn codes<X: Element>(&self, behind: usize) -> Vec<X> {
         let wide = self.window.cols as usize + behind;
-        let mut all = vec![F8E4M3::from_bits(0); self.window.rows as usize * wide];
+        let mut all = vec![X::zeroed(); self.window.rows as usize * wide];
         self.write_codes(&mut all, behind);
         all
     }
@@ -192,8 +202,9 @@ impl Part {
     /// The same, into memory.
     ///
     /// # Panics
-    /// If `to` is not as long.
-    pub fn write_codes(&self, to: &mut [F8E4M3], behind: usize) {
+    /// If `to` is not as long, or of another type.
+    pub fn write_codes<X: Element>(&self, to: &mut [X], behind: usize) {
+        assert_eq!(X::DTYPE, self.dtype, "a part has elements of its problem's type");
         let wide = self.window.cols as usize + behind;
         assert_eq!(to.len(), self.window.rows as usize * wide, "{:?}", self.window);
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -209,15 +220,16 @@ impl Part {
         });
     }
 
-    fn write_row(&self, line: u32, to: &mut [F8E4M3]) {
+    fn write_row<X: Element>(&self, line: u32, to: &mut [X]) {
         let Window { row0, cols, .. } = self.window;
         let (codes, behind) = to.split_at_mut(cols as usize);
         let row = Window { row0: row0 + line, rows: 1, ..self.window };
         data::fill(codes, row, self.generator.seed, self.generator.fill);
         let count = self.scale_window().cols;
         let scales = (0..count).flat_map(|at| self.of(line, at * SCALE_BLOCK).to_le_bytes());
+        let behind: &mut [u8] = bytemuck::cast_slice_mut(behind);
         for (to, byte) in behind.iter_mut().zip(scales.chain(std::iter::repeat(0))) {
-            *to = F8E4M3::from_bits(byte);
+            *to = byte;
         }
     }
 }

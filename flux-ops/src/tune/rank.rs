@@ -169,7 +169,7 @@ impl<X: Element, Y: Element> Set<X, Y> {
         let codes = |part: Part, window: Window, behind: usize| {
             let bytes = elements(window) + window.rows as usize * behind;
             let mut host = HostBuffer::<X>::new(bytes)?;
-            part.write_codes(bytemuck::cast_slice_mut(host.elements_mut()), behind);
+            part.write_codes(host.elements_mut(), behind);
             Ok::<_, NoMemory>(Memory::on_host(host))
         };
         let scales = |part: Part| {

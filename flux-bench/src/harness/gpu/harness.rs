@@ -98,10 +98,10 @@ impl Gpu {
     ) -> anyhow::Result<()> {
         let (window, Generator { fill, seed }) = (part.window(), part.generator());
         let (codes, row) = (window.cols as usize, window.cols as usize + behind);
-        let rows = matrix(to, offset, window, row as u64, 1)?;
+        let rows = matrix(to, offset, window, row as u64, part.dtype().bytes())?;
         self.device.bind()?;
         // SAFETY: the memory has these rows, and is used on this stream alone.
-        unsafe { self.harness.fill(rows, seed, fill, DType::E4m3, self.raw_stream())? };
+        unsafe { self.harness.fill(rows, seed, fill, part.dtype(), self.raw_stream())? };
         if behind == 0 {
             return Ok(());
         }

@@ -265,7 +265,7 @@ fn rows<X: Element>(
     behind: usize,
 ) -> Vec<X> {
     if operands.problem.numerics().scales != Scales::None {
-        return bytemuck::cast_vec(part.codes(behind));
+        return part.codes(behind);
     }
     let mut to = vec![X::from_f32(0.0); elements(window)];
     data::fill(&mut to, window, seed, operands.fill);
@@ -347,7 +347,9 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 
 #[test]
 fn rank_0_is_right_with_operands_of_8_bits() {
-    for (op, scales) in OPS.into_iter().flat_map(|op| Scales::OF_QUANTIZED.map(|scales| (op, scales))) {
+    for (op, scales) in
+        OPS.into_iter().flat_map(|op| Scales::OF_QUANTIZED.map(|scales| (op, scales)))
+    {
         let [tp, group] = [2, if scales == Scales::Block { 128 } else { 32 }];
         let (n, k) = match op {
             OpKind::AllGatherGemm => (group * tp, 2 * group),
