@@ -59,6 +59,11 @@ pub trait Element: TensorElement + Debug + PartialEq + Send + Sync {
     fn narrow(from: &[f32], to: &mut [Self]);
 }
 
+/// An [`Element`] of 8 bits, of operands that have scales: [`float8::F8E4M3`].
+pub trait QuantizedElement: Element {}
+
+impl QuantizedElement for F8E4M3 {}
+
 macro_rules! element {
     (
         $type:ty,

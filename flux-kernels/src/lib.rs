@@ -27,7 +27,7 @@ pub use abi::{ItemStamps, Stamps, WorkerStamps};
 pub use aot::{Selection, compile_ahead, sources_ahead};
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, cubins, image_key};
 pub use device::{KernelTarget, NoKernel};
-pub use element::{Element, TensorElement};
+pub use element::{Element, QuantizedElement, TensorElement};
 pub use epilogue::{Activation, GatedNames, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use operand::{Extent, Operand, OperandList, OperandSet, Presence, QuantizedRows, Shapes};

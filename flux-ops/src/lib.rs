@@ -98,8 +98,8 @@ pub use flux_core::{
     TileShape, WorldSize,
 };
 pub use flux_kernels::{
-    Activation, Element, Extent, F8E4M3, GateLayout, Operand, OperandSet, Presence, TensorElement,
-    WeightLayout,
+    Activation, Element, Extent, F8E4M3, GateLayout, Operand, OperandSet, Presence,
+    QuantizedElement, TensorElement, WeightLayout,
 };
 pub use half::{bf16, f16};
 pub use op::{

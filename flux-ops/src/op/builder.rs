@@ -7,7 +7,7 @@ use crate::spec::{NormSpec, OpSpec};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_core::{Partials, Scales};
-use flux_kernels::{Activation, Element, F8E4M3, GateLayout, Operand, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, Operand, QuantizedElement, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -380,7 +380,7 @@ impl<K: Reduces, X: Element, Y: Element> Builder<TypedLinear<K, X, Y>> {
     }
 }
 
-impl<K: OpMarker, Y: Element> Builder<TypedLinear<K, F8E4M3, Y>> {
+impl<K: OpMarker, X: QuantizedElement, Y: Element> Builder<TypedLinear<K, X, Y>> {
     /// Whether tensor cores add all products, in place of `false`. They keep 13 bits of a sum or
     /// so, and without this option sums leave for fp32 registers every 128 elements along `k`. Not
     /// with [`Scales::Block`](crate::Scales). The same on every rank.

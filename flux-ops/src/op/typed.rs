@@ -9,7 +9,7 @@ use crate::error::{BuildError, CallError};
 use crate::spec::OpSpec;
 use crate::tensor::{TensorMut, TensorRef};
 use flux_core::{Numerics, Scales};
-use flux_kernels::{Element, F8E4M3};
+use flux_kernels::{Element, QuantizedElement};
 use flux_transport::{Communicator, Stream};
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -139,7 +139,7 @@ impl<K: OpMarker, T: Element> TypedLinear<K, T> {
     }
 }
 
-impl<K: OpMarker, Y: Element> TypedLinear<K, F8E4M3, Y> {
+impl<K: OpMarker, X: QuantizedElement, Y: Element> TypedLinear<K, X, Y> {
     /// Starts an op of global extents with 8-bit operands and such scales, for calls with at most
     /// `max_m` rows. `n` and `k` are multiples of 16, with [`Scales::Block`] of 128, and what is
     /// split is at least as much for each rank.
@@ -164,7 +164,8 @@ impl<K: OpMarker, Y: Element> TypedLinear<K, F8E4M3, Y> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn scaled(max_m: usize, n: usize, k: usize, scales: Scales) -> Builder<Self> {
-        Builder::new(OpSpec::new(K::OP, max_m, n, k, Numerics::e4m3(scales, Y::DTYPE)))
+        let numerics = Numerics::scaled(X::DTYPE, scales, Y::DTYPE);
+        Builder::new(OpSpec::new(K::OP, max_m, n, k, numerics))
     }
 }
 

@@ -13,7 +13,7 @@ pub use layout::Layout;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use flux_core::{ElementType, Scales};
-use flux_kernels::{F8E4M3, TensorElement};
+use flux_kernels::{QuantizedElement, TensorElement};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -204,7 +204,7 @@ impl<'a, T: TensorElement> TensorRef<'a, T> {
     }
 }
 
-impl<'a> TensorRef<'a, F8E4M3> {
+impl<'a, X: QuantizedElement> TensorRef<'a, X> {
     /// Of rows with their scales behind them, of as many bytes as
     /// [`Problem::gathered_columns`](flux_core::Problem::gathered_columns) counts: the `k` elements
     /// of each row, and the scales. An AllGather-GEMM takes rows like this, as they travel

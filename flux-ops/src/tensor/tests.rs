@@ -3,6 +3,7 @@
 use super::layout::MAX_SPAN_BYTES;
 use super::*;
 use flux_core::DType;
+use flux_kernels::F8E4M3;
 use half::{bf16, f16};
 
 /// 16-byte aligned room for `len` elements, as any allocator gives for blocks of this size.
