@@ -6,8 +6,8 @@ use crate::handle::Structure;
 use crate::tensor::dtype;
 use flux_ops::binding::NamedActivation;
 use flux_ops::{
-    DType, EpilogueSpec, MAX_WEIGHTS, NormSpec, Numerics, OpKind, OpSpec, Operand, Partials,
-    Scales, WeightLayout,
+    DType, ElementType, EpilogueSpec, MAX_WEIGHTS, NormSpec, Numerics, OpKind, OpSpec, Operand,
+    Partials, Scales, WeightLayout,
 };
 
 /// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows:
@@ -40,6 +40,14 @@ pub enum flux_dtype {
     /// IEEE single precision: of scales alone.
     FLUX_FP32 = 4,
 }
+
+/// The memory that each flux_dtype is of.
+pub(crate) const ELEMENTS: [(flux_dtype, ElementType); 4] = [
+    (flux_dtype::FLUX_BF16, ElementType::Matrix(DType::Bf16)),
+    (flux_dtype::FLUX_FP16, ElementType::Matrix(DType::F16)),
+    (flux_dtype::FLUX_E4M3, ElementType::Matrix(DType::E4m3)),
+    (flux_dtype::FLUX_FP32, ElementType::F32),
+];
 
 /// The fp32 factors of operands of FLUX_E4M3: an element is its code times its scale. Extents are
 /// those of a rank's `x` and `w[n, k]`.
@@ -280,12 +288,13 @@ impl flux_op_options {
     /// Element types, with scales and outputs of 8-bit operands alone.
     fn numerics(&self) -> Result<Numerics, Error> {
         let dtype = dtype("options.dtype", self.dtype)?;
-        let numerics = match (dtype, scales(self.scales), self.output) {
-            (DType::E4m3, Some(scales), output) => {
-                Numerics::e4m3(scales, self::dtype("options.output", output)?)
+        let numerics = match (scales(self.scales), self.output) {
+            (Some(scales), output) if dtype.is_quantized() => {
+                Numerics::scaled(dtype, scales, self::dtype("options.output", output)?)
             }
-            (DType::Bf16 | DType::F16, Some(Scales::None), 0) => dtype.into(),
-            _ => Numerics::e4m3(Scales::None, dtype),
+            (Some(Scales::None), 0) => dtype.into(),
+            // Refused below.
+            _ => Numerics::scaled(dtype, Scales::None, DType::E4m3),
         };
         let fast_accumulation = self.flags & FLUX_OP_FAST_ACCUMULATION != 0;
         let numerics = Numerics { fast_accumulation, ..numerics };

@@ -2,6 +2,8 @@
 
 use crate::error::Error;
 use crate::handle::{Structure, given};
+use crate::options::ELEMENTS;
+use flux_ops::binding::words;
 use flux_ops::{DType, ElementType, Layout, Location, Operand, RawTensor};
 use std::ffi::c_void;
 
@@ -94,30 +96,26 @@ impl flux_operands {
     }
 }
 
-/// FLUX_E4M3.
-const E4M3: i32 = 3;
-
 /// The element type with this number, of memory.
 fn element(name: &str, number: i32) -> Result<ElementType, Error> {
-    match number {
-        1 => Ok(DType::Bf16.into()),
-        2 => Ok(DType::F16.into()),
-        E4M3 => Ok(DType::E4m3.into()),
-        4 => Ok(ElementType::F32),
-        other => Err(Error::argument(format!(
-            "{name} = {other} is no flux_dtype: give FLUX_BF16, FLUX_FP16, FLUX_E4M3 or FLUX_FP32"
-        ))),
-    }
+    let known = ELEMENTS.into_iter().find(|&(known, _)| known as i32 == number);
+    known.map(|(_, element)| element).ok_or_else(|| {
+        let known = words::list(ELEMENTS.map(|(known, _)| format!("{known:?}")), "or");
+        Error::argument(format!("{name} = {number} is no flux_dtype: give {known}"))
+    })
 }
 
 /// The element type with this number, of matrices.
 pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
     match element(name, number)? {
         ElementType::Matrix(dtype) => Ok(dtype),
-        ElementType::F32 => Err(Error::argument(format!(
-            "{name} is FLUX_FP32, of which no op multiplies operands: give FLUX_BF16, FLUX_FP16 or \
-             FLUX_E4M3"
-        ))),
+        ElementType::F32 => {
+            let matrices = ELEMENTS.into_iter().filter(|(_, of)| *of != ElementType::F32);
+            let known = words::list(matrices.map(|(known, _)| format!("{known:?}")), "or");
+            Err(Error::argument(format!(
+                "{name} is FLUX_FP32, of which no op multiplies operands: give {known}"
+            )))
+        }
     }
 }
 
@@ -164,7 +162,8 @@ fn described(
     let flux_tensor { data, rows, cols, row_stride, dtype: number } = tensor;
     let dtype = element(dtype_name, number)?;
     // Of one row the stride says nothing, but how much room for scales is behind it.
-    let says_nothing = rows <= 1 && number != E4M3;
+    let has_scales = matches!(dtype, ElementType::Matrix(of) if of.is_quantized());
+    let says_nothing = rows <= 1 && !has_scales;
     let row_stride = if row_stride == 0 || says_nothing { cols } else { row_stride };
     let layout = Layout::strided(rows, cols, row_stride);
     Ok(RawTensor {

@@ -65,7 +65,7 @@ impl TypeArgs {
     /// What they ask for.
     pub(crate) fn numerics(self) -> anyhow::Result<Numerics> {
         let Self { dtype, scales, fast_accumulation } = self;
-        if dtype != DType::E4m3 {
+        if !dtype.is_quantized() {
             ensure!(
                 scales.is_none() && !fast_accumulation,
                 "--scales and --fast-accumulation are of --dtype fp8, and it is {dtype}"
@@ -73,7 +73,8 @@ impl TypeArgs {
             return Ok(dtype.into());
         }
         let scales = scales.unwrap_or(Scales::Row);
-        let numerics = Numerics { fast_accumulation, ..Numerics::e4m3(scales, DType::Bf16) };
+        let numerics =
+            Numerics { fast_accumulation, ..Numerics::scaled(dtype, scales, DType::Bf16) };
         ensure!(
             numerics.is_supported(),
             "--fast-accumulation with --scales {scales}: sums leave the tensor cores every block"
@@ -213,20 +214,25 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
     named.ok_or_else(|| format!("{word:?} is none of ag_gemm, gemm_rs and gemm_ar"))
 }
 
+/// What people call the usual type of 8-bit operands.
+const FP8: (&str, DType) = ("fp8", DType::E4m3);
+
 /// The element type of a `--dtype` word.
 pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
-    match word {
-        "bf16" => Ok(DType::Bf16),
-        "fp16" | "f16" => Ok(DType::F16),
-        "fp8" | "e4m3" => Ok(DType::E4m3),
-        _ => Err(format!("{word:?} is none of bf16, fp16 and fp8")),
-    }
+    let names = DType::ALL.map(|dtype| (dtype.name(), dtype)).into_iter();
+    let mut words = names.chain([("f16", DType::F16), FP8]);
+    words.find(|(name, _)| *name == word).map(|(_, dtype)| dtype).ok_or_else(|| {
+        let known = DType::OUTPUTS.map(DType::name).into_iter().chain([FP8.0]);
+        format!("{word:?} is none of {}", flux_core::words::list(known, "and"))
+    })
 }
 
 /// The form of a `--scales` word.
 fn parse_scales(word: &str) -> Result<Scales, String> {
     let named = Scales::OF_QUANTIZED.into_iter().find(|scales| scales.name() == word);
-    named.ok_or_else(|| format!("{word:?} is none of tensor, row and block"))
+    named.ok_or_else(|| {
+        format!("{word:?} is none of {}", flux_core::words::list(Scales::OF_QUANTIZED, "and"))
+    })
 }
 
 /// The type of a `--partials` word.

@@ -3,7 +3,7 @@
 use super::BuildError;
 use crate::tensor::{Layout, Location, TensorError};
 use flux_core::problem::Shape;
-use flux_core::{OpKind, ProblemError, Rank, Scales, WorldSize};
+use flux_core::{OpKind, ProblemError, Rank, Scales, WorldSize, words};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::{Extent, Operand, Presence};
@@ -142,8 +142,9 @@ pub enum CallError {
     },
     /// Rows cannot be quantised with such scales.
     #[error(
-        "rows of k = {k} elements cannot be quantised with {scales} scales: use tensor, row or \
-         block scales, and a k that is a multiple of {multiple}"
+        "rows of k = {k} elements cannot be quantised with {scales} scales: use {} scales, and a k \
+         that is a multiple of {multiple}",
+        words::list(Scales::OF_QUANTIZED, "or")
     )]
     QuantizedColumns {
         /// Elements of a row.
@@ -339,7 +340,9 @@ fn option_of(operand: &str) -> String {
             "quantized_rms_norm(eps, Scales::Tensor)".to_owned()
         }
         Some((known, _)) if known.presence() == Presence::NormScales => {
-            "quantized_rms_norm(eps, scales) and scales of rows or blocks".to_owned()
+            let apart = Scales::OF_QUANTIZED.into_iter().filter(|scales| scales.of_row(1) > 0);
+            let scales = words::list(apart.map(|scales| format!("{scales}s")), "or");
+            format!("quantized_rms_norm(eps, scales) and scales of {scales}")
         }
         Some((known, _)) if known.presence() == Presence::Scales => "operands of 8 bits".to_owned(),
         Some((known, _)) => format!("{}(true)", known.name(0)),
