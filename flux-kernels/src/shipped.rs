@@ -6,13 +6,13 @@
 //! and most of the cost model's first plans for common layers take.
 
 use crate::device::KernelTarget;
-use crate::variant::Variant;
+use crate::variant::{Variant, forms};
 use crate::weights::WeightLayout;
 use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Links, Plan, PlanTable, Target};
 use flux_core::program::Channels;
 use flux_core::tile::Generation;
-use flux_core::{DType, Numerics, OpKind, Problem, Scales, WorldSize};
+use flux_core::{DType, Numerics, OpKind, Problem, WorldSize};
 use std::cmp::Reverse;
 
 /// Common layers, by hidden extent, inner extent of the MLP and columns of the projection of
@@ -37,9 +37,8 @@ const MOST_PORTABLE_SCALED: usize = 9;
 
 /// The variants for a target, each once.
 pub(crate) fn variants(target: KernelTarget) -> Vec<Variant> {
-    let scaled = [Scales::Row, Scales::Block].map(|of| Numerics::e4m3(of, DType::Bf16));
-    let scaled: Vec<_> =
-        scaled.into_iter().flat_map(|numerics| counted(target, numerics)).collect();
+    let scaled = forms().filter(|of| of.operand.is_quantized() && !of.fast_accumulation);
+    let scaled: Vec<_> = scaled.flat_map(|numerics| counted(target, numerics)).collect();
     let most_scaled = match target.generation {
         Generation::Hopper => MOST_SCALED,
         Generation::Portable | Generation::Ada => MOST_PORTABLE_SCALED,
@@ -140,6 +139,7 @@ mod tests {
     use super::*;
     use crate::aot::Selection;
     use crate::nvrtc::Arch;
+    use flux_core::Scales;
 
     #[test]
     fn ptx_of_8_bit_operands_takes_twenty_images_with_the_quantizer() {

@@ -10,6 +10,7 @@ mod portable;
 mod source;
 
 pub use choice::NoSuchTile;
+pub(crate) use choice::forms;
 
 use crate::nvrtc::Arch;
 use crate::weights::WeightLayout;

@@ -55,35 +55,22 @@ fn advice(generation: Generation, numerics: Numerics) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// What operands are to a kernel, which has a mainloop for each.
-#[derive(Clone, Copy)]
-enum OperandForm {
-    /// Of 16 bits, the type of the output.
-    Output,
-    /// Of 8 bits, with scales of all steps along `k`.
-    Row,
-    /// The same, with fast accumulation.
-    RowFast,
-    /// Of 8 bits, with scales of each step.
-    Block,
+/// The element types of kernels with outputs of bf16, each of which has a mainloop of its own. There
+/// is none of [`Scales::Tensor`]: see [`numerics_of`].
+pub(crate) fn forms() -> impl Iterator<Item = Numerics> + Clone {
+    let scaled = DType::QUANTIZED.into_iter().flat_map(|operand| {
+        let scales = Scales::OF_QUANTIZED.into_iter().filter(|&of| of != Scales::Tensor);
+        scales.map(move |of| Numerics::scaled(operand, of, DType::Bf16))
+    });
+    let all = std::iter::once(Numerics::from(DType::Bf16)).chain(scaled);
+    all.flat_map(|of| [of, Numerics { fast_accumulation: true, ..of }])
+        .filter(|form| form.is_supported())
 }
 
-/// Every one.
-const FORMS: [OperandForm; 4] =
-    [OperandForm::Output, OperandForm::Row, OperandForm::RowFast, OperandForm::Block];
-
-impl OperandForm {
-    /// With outputs of this type.
-    fn numerics(self, output: DType) -> Numerics {
-        match self {
-            Self::Output => output.into(),
-            Self::Row => Numerics::e4m3(Scales::Row, output),
-            Self::RowFast => {
-                Numerics { fast_accumulation: true, ..Numerics::e4m3(Scales::Row, output) }
-            }
-            Self::Block => Numerics::e4m3(Scales::Block, output),
-        }
-    }
+/// A form with outputs of this type, which operands of 16 bits have, too.
+const fn with_output(form: Numerics, output: DType) -> Numerics {
+    let operand = if form.operand.is_quantized() { form.operand } else { output };
+    Numerics { operand, output, ..form }
 }
 
 /// The element types of a problem's kernel: where no partial sums leave for other ranks, they have
@@ -110,7 +97,7 @@ impl Variant {
     pub fn all(target: KernelTarget) -> Vec<Self> {
         OPS.into_iter()
             .flat_map(|op| {
-                FORMS.into_iter().flat_map(move |form| {
+                forms().flat_map(move |form| {
                     Self::finishes(op, form).flat_map(move |(numerics, gated)| {
                         Self::plain(op, numerics, target)
                             .map(move |variant| variant.with_gates(gated))
@@ -215,11 +202,11 @@ impl Variant {
     }
 
     /// Element types of an op's kernels, without gates and, of an AllGather-GEMM, with them.
-    fn finishes(op: OpKind, form: OperandForm) -> impl Iterator<Item = (Numerics, bool)> + Clone {
+    fn finishes(op: OpKind, form: Numerics) -> impl Iterator<Item = (Numerics, bool)> + Clone {
         let gates = if op.gathers() { &[false, true][..] } else { &[false] };
-        DType::OUTPUTS
-            .into_iter()
-            .flat_map(move |output| gates.iter().map(move |&gated| (form.numerics(output), gated)))
+        DType::OUTPUTS.into_iter().flat_map(move |output| {
+            gates.iter().map(move |&gated| (with_output(form, output), gated))
+        })
     }
 
     fn with_tile(

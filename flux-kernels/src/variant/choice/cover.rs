@@ -4,11 +4,11 @@
 //! every element type, with and without gates, and all large tiles.
 
 use super::super::{Form, Variant};
-use super::{FORMS, OperandForm};
+use super::forms;
 use crate::device::KernelTarget;
 use crate::nvrtc::Arch;
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Partials};
+use flux_core::{Numerics, OpKind, Partials};
 
 impl Variant {
     /// Few variants for a target that show whether the sources compile and have registers.
@@ -23,7 +23,7 @@ impl Variant {
     /// 12.0: elsewhere registers are what may differ, and small tiles have enough. PTX has no
     /// registers: one tile of each op shows that it is written.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let of_op = |op| FORMS.into_iter().flat_map(move |form| Self::in_turns(op, form, target));
+        let of_op = |op| forms().flat_map(move |form| Self::in_turns(op, form, target));
         let sums = of_op(OpKind::GemmReduceScatter);
         let in_f32 = sums.clone().filter(Self::is_large).enumerate().filter(|(place, variant)| {
             // Hopper has many large tiles: every fourth pair, as neighbours differ in their types.
@@ -56,17 +56,16 @@ impl Variant {
     /// gates change from one to the next.
     fn in_turns(
         op: OpKind,
-        form: OperandForm,
+        form: Numerics,
         target: KernelTarget,
     ) -> impl Iterator<Item = Self> + Clone {
-        let numerics = form.numerics(DType::Bf16);
-        let are_few = target.generation == Generation::Ada && numerics.operand.is_quantized();
-        let tiles = target.generation.tiles(numerics).enumerate();
+        let are_few = target.generation == Generation::Ada && form.operand.is_quantized();
+        let tiles = target.generation.tiles(form).enumerate();
         let variants: Vec<_> = tiles
             .flat_map(|(place, tile)| {
                 let has_turn = are_few || place % 2 == usize::from(op.reduces());
-                Self::with_tile(op, numerics, tile, target).filter(move |variant| {
-                    has_turn || variant.is_large() && !numerics.fast_accumulation
+                Self::with_tile(op, form, tile, target).filter(move |variant| {
+                    has_turn || variant.is_large() && !form.fast_accumulation
                 })
             })
             .collect();
@@ -96,7 +95,7 @@ impl Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::{Numerics, Scales, SumsTo};
+    use flux_core::{Scales, SumsTo};
 
     #[test]
     fn a_cover_has_every_tile_and_the_types_of_each_op_and_no_form_twice() {
