@@ -177,6 +177,16 @@ macro_rules! with_elements {
     ($numerics:expr, $x:ident, $y:ident, $body:expr) => {{
         let numerics: $crate::Numerics = $numerics;
         match (numerics.operand, numerics.output) {
+            ($crate::DType::Bf16, $crate::DType::Bf16) => {
+                type $x = $crate::bf16;
+                type $y = $crate::bf16;
+                $body
+            }
+            ($crate::DType::F16, $crate::DType::F16) => {
+                type $x = $crate::f16;
+                type $y = $crate::f16;
+                $body
+            }
             ($crate::DType::E4m3, $crate::DType::Bf16) => {
                 type $x = $crate::F8E4M3;
                 type $y = $crate::bf16;
@@ -187,11 +197,11 @@ macro_rules! with_elements {
                 type $y = $crate::f16;
                 $body
             }
-            (operand, output) if operand == output => $crate::with_element!(operand, $x, {
-                type $y = $x;
-                $body
-            }),
-            _ => unreachable!("no problem has the element types {numerics}"),
+            ($crate::DType::Bf16, $crate::DType::F16)
+            | ($crate::DType::F16, $crate::DType::Bf16)
+            | (_, $crate::DType::E4m3) => {
+                unreachable!("no problem has the element types {numerics}")
+            }
         }
     }};
 }

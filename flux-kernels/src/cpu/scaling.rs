@@ -43,8 +43,8 @@ impl<X: Element, Y: Element> Call<'_, X, Y> {
         }
     }
 
-    /// Multiplies block by block of `step` along `k`, each with its scales. `product` is that of all
-    /// blocks.
+    /// Multiplies block by block of `step` along `k`, each with its scales. `product` is that of
+    /// all blocks.
     pub(super) fn multiply_blocks(
         &self,
         item: &WorkItem,

@@ -55,8 +55,8 @@ fn advice(generation: Generation, numerics: Numerics) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
-/// The element types of kernels with outputs of bf16, each of which has a mainloop of its own. There
-/// is none of [`Scales::Tensor`]: see [`numerics_of`].
+/// The element types of kernels with outputs of bf16, which have a mainloop for each. There is none
+/// of [`Scales::Tensor`]: see [`numerics_of`].
 pub(crate) fn forms() -> impl Iterator<Item = Numerics> + Clone {
     let scaled = DType::QUANTIZED.into_iter().flat_map(|operand| {
         let scales = Scales::OF_QUANTIZED.into_iter().filter(|&of| of != Scales::Tensor);
