@@ -142,15 +142,15 @@ fn ranks_in_different_steps_tell_each_other_apart() {
     let planes = group(2);
     let errors = each(&planes, |plane| match plane.rank().get() {
         0 => plane.exchange(b"x", ample()).unwrap_err(),
-        _ => plane.barrier(ample()).unwrap_err(),
+        _ => plane.exchange_fds(&[], ample()).unwrap_err(),
     });
     assert_eq!(
         errors[0].to_string(),
-        "rank 1: it is at step 0 (barrier), rank 0 is at step 0 (exchange)"
+        "rank 1: it is at step 0 (exchange of descriptors), rank 0 is at step 0 (exchange)"
     );
     assert_eq!(
         errors[1].to_string(),
-        "rank 0: it is at step 0 (exchange), rank 1 is at step 0 (barrier)"
+        "rank 0: it is at step 0 (exchange), rank 1 is at step 0 (exchange of descriptors)"
     );
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8]) -> bool {
 }
 
 /// The library's version of the messages.
-pub(crate) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 6;
 
 /// A hello of a launch that rank 0 does not ask for, because something else is wrong with it.
 pub(crate) fn hello(protocol: u32, rank: u32, world: u32, version: &str) -> Vec<u8> {

@@ -9,7 +9,7 @@ mod state;
 use super::error::ControlError;
 use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, mask_of, ranks_of};
-use super::plane::{ControlPlane, Given, Launch, NO_COMMUNICATOR, Notice, Regrouped, Watcher};
+use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use crate::sync::locked;
 use flux_core::signal::Epoch;
@@ -196,10 +196,6 @@ impl ControlPlane for LocalControl {
             })
         };
         self.shared.world.ranks().zip(&all).map(duplicate).collect()
-    }
-
-    fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step(NO_COMMUNICATOR, Content::Nothing, deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {

@@ -1,8 +1,8 @@
 //! The control plane: how the ranks of a world talk on the host, beside the data.
 //!
-//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. A step ends by
-//! its deadline, or at once when a rank it needs is gone. After a failed step an end refuses
-//! further ones.
+//! Invariant: all ranks take the same steps, exchanges, in the same order. A step ends by its
+//! deadline, or at once when a rank it needs is gone. After a failed step an end refuses further
+//! ones.
 
 mod agree;
 mod error;
@@ -24,7 +24,6 @@ pub use inquiry::{Answer, Answerer, GaveUp};
 pub(crate) use inquiry::{mask_of, ranks_of, record_from, record_to_bytes};
 pub(crate) use local::LocalControl;
 pub use local::local_planes;
-pub(crate) use plane::NO_COMMUNICATOR;
 pub use plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 pub use step::{Collective, Step};
 pub(crate) use steps::Steps;

@@ -69,7 +69,7 @@ pub struct Regrouped {
 pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
 /// The number of a step that no communicator takes.
-pub(crate) const NO_COMMUNICATOR: u32 = u32::MAX;
+const NO_COMMUNICATOR: u32 = u32::MAX;
 
 /// One rank's end of the control plane.
 ///
@@ -127,8 +127,10 @@ pub trait ControlPlane: Send + Sync + Debug {
             .collect())
     }
 
-    /// Returns when every rank has come here.
-    fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
+    /// Returns when every rank has come here: an exchange of nothing.
+    fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
+        self.exchange(&[], deadline).map(drop)
+    }
 
     /// Tells `watcher` of every notice from now on, and of earlier losses, until it is dropped.
     fn watch(&self, watcher: Weak<Watcher>);

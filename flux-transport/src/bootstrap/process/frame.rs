@@ -16,8 +16,6 @@ pub(crate) enum Kind {
     Exchange,
     /// A rank's descriptors in an exchange of descriptors.
     Descriptors,
-    /// A rank's arrival at a barrier.
-    Barrier,
     /// The sender leaves on purpose; the end of its socket is no loss.
     Goodbye,
     /// The sender gives up a communicator; the body says which, and why.
@@ -45,10 +43,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 14] = [
         Self::Exchange,
         Self::Descriptors,
-        Self::Barrier,
         Self::Goodbye,
         Self::Abort,
         Self::GaveUp,
@@ -68,7 +65,6 @@ impl Kind {
         match self {
             Self::Exchange => "exchange",
             Self::Descriptors => "exchange of descriptors",
-            Self::Barrier => "barrier",
             Self::Goodbye => "goodbye",
             Self::Abort => "abort",
             Self::GaveUp => "giving up",

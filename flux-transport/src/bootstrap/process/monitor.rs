@@ -187,7 +187,7 @@ impl Endpoint {
             Kind::Join | Kind::Stopped | Kind::LeftOut | Kind::Welcome | Kind::Unable => {
                 self.note_regroup(rank, header.kind, body, Sockets { came: descriptors, cut });
             }
-            Kind::Exchange | Kind::Descriptors | Kind::Barrier => {
+            Kind::Exchange | Kind::Descriptors => {
                 let mut inbox = self.inbox();
                 let frames = &mut inbox.peers[rank.index()].frames;
                 if frames.len() == AHEAD {

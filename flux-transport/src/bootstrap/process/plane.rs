@@ -19,8 +19,8 @@ use super::endpoint::{Arrived, Endpoint, PeerEnd};
 use super::frame::{Header, Kind, MAX_BODY};
 use super::regroup::NewGroup;
 use crate::bootstrap::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, NO_COMMUNICATOR,
-    Notice, REGROUPING, Regrouped, Watcher, mask_of, ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING,
+    Regrouped, Watcher, mask_of, ranks_of,
 };
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
@@ -254,10 +254,6 @@ impl ControlPlane for ProcessControl {
             }
         };
         Ok(frames.into_iter().map(given).collect())
-    }
-
-    fn barrier(&self, deadline: Instant) -> Result<(), ControlError> {
-        self.step(Kind::Barrier, NO_COMMUNICATOR, &[], &[], deadline).map(drop)
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {

@@ -9,7 +9,7 @@ use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
 
 /// Version of these messages and of the frames that follow.
-pub(crate) const PROTOCOL: u32 = 5;
+pub(crate) const PROTOCOL: u32 = 6;
 const HELLO_MAGIC: [u8; 8] = *b"fluxhelo";
 const REPLY_MAGIC: [u8; 8] = *b"fluxrply";
 const VERSION_BYTES: usize = 32;

@@ -43,7 +43,6 @@ pub(super) struct Post {
 pub(super) enum Content {
     Bytes(Arc<[u8]>),
     Descriptors(Arc<[u8]>, Arc<[OwnedFd]>),
-    Nothing,
 }
 
 impl Content {
@@ -51,7 +50,6 @@ impl Content {
         match self {
             Self::Bytes(_) => "exchange",
             Self::Descriptors(..) => "exchange of descriptors",
-            Self::Nothing => "barrier",
         }
     }
 }

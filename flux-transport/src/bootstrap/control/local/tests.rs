@@ -79,7 +79,7 @@ fn a_late_rank_is_named_and_the_end_refuses_further_steps() {
             ends[2].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err()
         });
         match ends[0].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err() {
-            ControlError::Timeout { step: "barrier", missing } => {
+            ControlError::Timeout { step: "exchange", missing } => {
                 assert!(missing.contains(&Rank::new(1)));
             }
             other => panic!("{other}"),
@@ -113,7 +113,7 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
 fn different_steps_are_an_error_on_every_rank() {
     each(&ends(2), |end| {
         let error = if end.rank().get() == 0 {
-            end.barrier(soon()).unwrap_err()
+            end.exchange_fds(&[], soon()).unwrap_err()
         } else {
             end.exchange(&[], soon()).unwrap_err()
         };

@@ -143,7 +143,7 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         let short =
             plane.exchange(b"", Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
         assert!(!long.is_finished());
-        send(&peer, &frame(Kind::Barrier, 0, 0, b""), &[]);
+        send(&peer, &frame(Kind::Exchange, 0, 0, b""), &[]);
         long.join().unwrap().unwrap();
         assert!(
             matches!(&short, ControlError::Timeout { step: "exchange", missing }
