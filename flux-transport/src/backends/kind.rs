@@ -67,8 +67,6 @@ pub struct Capabilities {
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
-    /// Ranks may be processes.
-    pub processes: bool,
 }
 
 /// What executors store to peers themselves.

@@ -49,12 +49,7 @@ impl Transport for MockTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            peer_stores: PeerStores::All,
-            mover: Mover::Thread,
-            graphs: false,
-            processes: false,
-        }
+        Capabilities { peer_stores: PeerStores::All, mover: Mover::Thread, graphs: false }
     }
 
     fn explain(&self) -> String {

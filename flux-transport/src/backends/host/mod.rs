@@ -94,12 +94,7 @@ impl Transport for Host {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            peer_stores: PeerStores::All,
-            mover: Mover::Thread,
-            graphs: false,
-            processes: true,
-        }
+        Capabilities { peer_stores: PeerStores::All, mover: Mover::Thread, graphs: false }
     }
 
     fn nodes(&self) -> Option<Nodes> {

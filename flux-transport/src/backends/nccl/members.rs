@@ -101,7 +101,7 @@ impl Members {
     pub(crate) const fn capabilities(&self) -> Capabilities {
         let (channels, collectives) = (self.sharing.channels(self.hosts), self.collectives);
         let mover = Mover::Messages { channels, collectives };
-        Capabilities { peer_stores: PeerStores::Nothing, mover, graphs: false, processes: true }
+        Capabilities { peer_stores: PeerStores::Nothing, mover, graphs: false }
     }
 
     /// What their communicators are used for.

@@ -138,12 +138,7 @@ impl Transport for NvLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            peer_stores: PeerStores::All,
-            mover: Mover::CopyEngine,
-            graphs: true,
-            processes: true,
-        }
+        Capabilities { peer_stores: PeerStores::All, mover: Mover::CopyEngine, graphs: true }
     }
 
     fn explain(&self) -> String {

@@ -130,12 +130,7 @@ impl Transport for Pcie {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            peer_stores: PeerStores::Rows,
-            mover: Mover::CopyEngine,
-            graphs: false,
-            processes: true,
-        }
+        Capabilities { peer_stores: PeerStores::Rows, mover: Mover::CopyEngine, graphs: false }
     }
 
     fn explain(&self) -> String {
