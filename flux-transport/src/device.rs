@@ -3,7 +3,7 @@
 //! Invariant: a [`Stream::Cuda`] borrows its stream, or is made by who vouches for the handle.
 
 use cudarc::driver::CudaStream;
-use flux_cuda::{CudaError, DeviceInfo, DeviceUuid};
+use flux_cuda::{DeviceInfo, DeviceUuid};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,23 +17,13 @@ pub enum Device {
     /// A CUDA device.
     #[non_exhaustive]
     Cuda {
-        /// Its number in this process; says nothing in another.
-        ordinal: u32,
         /// What the driver says of it.
         info: Arc<DeviceInfo>,
     },
 }
 
 impl Device {
-    /// CUDA device `ordinal` of this process.
-    ///
-    /// # Errors
-    /// No CUDA, or no such device.
-    pub fn cuda(ordinal: u32) -> Result<Self, CudaError> {
-        flux_cuda::device_info(ordinal).map(Self::from)
-    }
-
-    /// The device's number in this process; `None` for the host.
+    /// The device's number in this process; `None` for the host. It says nothing in another.
     pub fn ordinal(&self) -> Option<u32> {
         self.info().map(|info| info.ordinal)
     }
@@ -41,11 +31,6 @@ impl Device {
     /// The device's identity across processes.
     pub fn uuid(&self) -> Option<DeviceUuid> {
         self.info().map(|info| info.uuid)
-    }
-
-    /// Its PCI address.
-    pub fn pci(&self) -> Option<&str> {
-        self.info().map(|info| info.pci.as_str())
     }
 
     /// Its name.
@@ -57,14 +42,14 @@ impl Device {
     pub fn info(&self) -> Option<&DeviceInfo> {
         match self {
             Self::Host => None,
-            Self::Cuda { info, .. } => Some(info),
+            Self::Cuda { info } => Some(info),
         }
     }
 }
 
 impl From<DeviceInfo> for Device {
     fn from(info: DeviceInfo) -> Self {
-        Self::Cuda { ordinal: info.ordinal, info: Arc::new(info) }
+        Self::Cuda { info: Arc::new(info) }
     }
 }
 
