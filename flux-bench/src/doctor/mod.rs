@@ -146,7 +146,7 @@ fn peers() -> Option<Proof> {
         return None;
     }
     let uuids: Vec<_> = infos.iter().map(|info| info.uuid).collect();
-    let proof = probe::prove(&uuids, probe::vetoed(), probe::LIMIT);
+    let proof = probe::prove(&uuids, probe::vetoed());
     if let Some(report) = &proof.report {
         report.notes.iter().for_each(|note| line("topology", note));
     }

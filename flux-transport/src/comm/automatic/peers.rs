@@ -38,7 +38,7 @@ pub(super) fn proven(
                 |facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None },
             )
             .collect();
-        let proof = probe::prove(&devices, node_peers.iter().any(|facts| facts.veto), probe::LIMIT);
+        let proof = probe::prove(&devices, node_peers.iter().any(|facts| facts.veto));
         encode(proof.verdict, &proof.words())
     } else {
         Vec::new()

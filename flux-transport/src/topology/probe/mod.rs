@@ -92,11 +92,11 @@ pub fn serve() {
     std::process::exit(i32::from(written.is_err()))
 }
 
-/// Whether these devices reach each other's memory. Takes little more than `limit`, usually no
+/// Whether these devices reach each other's memory. Takes little more than [`LIMIT`], usually no
 /// time: answers are kept on disk.
 ///
 /// `veto` makes a probe find that nothing arrives, for tests; that is not kept.
-pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
+pub fn prove(devices: &[DeviceUuid], veto: bool) -> Proof {
     let mut devices = devices.to_vec();
     devices.sort();
     devices.dedup();
@@ -110,7 +110,7 @@ pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
         program: program::find(env, own.as_deref(), SERVES.load(Ordering::Relaxed)),
         here: devices::ask,
     };
-    ways.ask(&Request { devices, veto }, limit)
+    ways.ask(&Request { devices, veto }, LIMIT)
 }
 
 #[cfg(test)]
@@ -134,6 +134,6 @@ mod tests {
 
     #[test]
     fn one_device_needs_no_proof() {
-        assert_eq!(prove(&[uuid(3), uuid(3)], false, LIMIT).verdict, Verdict::Works);
+        assert_eq!(prove(&[uuid(3), uuid(3)], false).verdict, Verdict::Works);
     }
 }
