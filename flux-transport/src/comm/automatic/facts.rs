@@ -8,7 +8,7 @@ use crate::bootstrap::world::World;
 use crate::topology;
 use crate::topology::probe::line;
 use crate::topology::{hints, probe};
-use flux_cuda::{CudaError, DeviceUuid, Unavailable};
+use flux_cuda::{DeviceUuid, Unavailable};
 use std::fmt::Display;
 use std::path::Path;
 
@@ -88,7 +88,6 @@ fn gpu(world: &World, options: &Options) -> RankGpu {
         Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
         Ok(()) => match found() {
             Ok(info) => RankGpu::Found(info.uuid),
-            Err(CudaError::Unavailable(why)) => without(&why, &[], topology::unseen),
             Err(error) => RankGpu::Broken(format!(
                 "{error}{}",
                 clause(error.is_too_few().then(topology::unseen).flatten())
