@@ -7,7 +7,7 @@ use super::error::PeerMemoryError;
 use crate::backends::options::Options;
 use crate::bootstrap::control::{Collective, agree as all_agree};
 use crate::bootstrap::world::World;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// The control plane and the time until which all steps of a collective must be taken.
 #[derive(Clone, Copy, Debug)]
@@ -16,12 +16,9 @@ pub(crate) struct Handshake<'a> {
     pub(crate) deadline: Instant,
 }
 
-/// The longest that a collective waits, whatever the options say.
-const LONGEST: Duration = Duration::from_hours(24);
-
 impl<'a> Handshake<'a> {
     pub(crate) fn of(world: &'a World, options: &Options) -> Self {
-        Self { steps: world.steps(), deadline: Instant::now() + options.deadline.min(LONGEST) }
+        Self { steps: world.steps(), deadline: Instant::now() + options.deadline }
     }
 
     /// Gives every rank every other's bytes, unless one has failed: then all fail.
