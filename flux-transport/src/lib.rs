@@ -75,16 +75,16 @@ pub mod probe {
     };
 }
 
-/// For the other crates of this workspace; not covered by semantic versioning.
+/// For the other crates of this workspace and for tests; not covered by semantic versioning.
 #[doc(hidden)]
 pub mod internal {
     /// How ranks talk beside their shared memory.
     pub mod control {
         pub use crate::bootstrap::control::{
-            Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step,
-            Watcher, local_planes, ranks, shortened,
+            Answer, Answerer, ControlPlane, GaveUp, Notice, Step, Watcher, local_planes, ranks,
+            shortened,
         };
-        pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
+        pub use crate::bootstrap::{HostPlace, Place, join};
     }
 
     pub mod nccl {

@@ -43,7 +43,7 @@ pub(crate) mod unblock;
 pub(crate) mod world;
 
 pub(crate) use deadlines::START;
-pub use environment::{Address, Environment, HostPlace, NetworkPlace, Place};
+pub use environment::{Environment, HostPlace, Place};
 pub use error::BootstrapError;
 pub use join::join;
 pub(crate) use mesh::{Joining, Site};

@@ -58,7 +58,7 @@ impl Step {
 /// One rank's end of the steps of one communicator. All ranks take the steps of all communicators
 /// in one order.
 #[derive(Clone, Copy, Debug)]
-pub struct Collective<'a> {
+pub(crate) struct Collective<'a> {
     control: &'a dyn ControlPlane,
     communicator: u32,
 }
@@ -74,7 +74,7 @@ impl<'a> Collective<'a> {
     }
 
     /// What carries them.
-    pub fn control(self) -> &'a dyn ControlPlane {
+    pub(crate) fn control(self) -> &'a dyn ControlPlane {
         self.control
     }
 
@@ -83,7 +83,7 @@ impl<'a> Collective<'a> {
     /// # Errors
     /// The control plane's, and [`ControlError::Protocol`] with the first rank at another step or
     /// communicator.
-    pub fn exchange_at(
+    pub(crate) fn exchange_at(
         self,
         step: Step,
         payload: &[u8],

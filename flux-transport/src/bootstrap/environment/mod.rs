@@ -14,7 +14,8 @@ use std::path::PathBuf;
 
 use flux_core::{Rank, WorldSize};
 
-pub use place::{Address, HostPlace, NetworkPlace, Place};
+pub(super) use place::{Address, NetworkPlace};
+pub use place::{HostPlace, Place};
 
 use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
