@@ -90,9 +90,7 @@ impl Fault {
         let lost = || reason::lost(reason).map(|rank| Self::PeerLost { rank });
         lost().or_else(|| reason::left(reason).map(|rank| Self::PeerLeft { rank }))
     }
-}
 
-impl Fault {
     pub(crate) fn from_record(record: &FaultRecord, late: Vec<Rank>) -> Self {
         let rank = Rank::new(record.rank);
         if record.code == fault::ABORTED {

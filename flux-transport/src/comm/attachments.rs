@@ -46,9 +46,7 @@ impl Attachments {
     pub(super) fn abandon(&self) {
         locked(&self.values).values().for_each(keep);
     }
-}
 
-impl Attachments {
     /// The value of type `T`, as the first caller has made it.
     pub(super) fn get_or_make<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
         let mut values = locked(&self.values);

@@ -56,9 +56,7 @@ impl Communicator {
         call.count()?;
         Ok(call)
     }
-}
 
-impl Communicator {
     /// Does `work` in this rank's turn: no call of another thread is in progress meanwhile.
     ///
     /// # Errors

@@ -107,19 +107,17 @@ fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
 
 fn open_mpi(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&OPEN_MPI)?;
-    let [rank, size, local_rank, local_size] = OPEN_MPI;
-    let mut placement = mpi(vars, [rank, size, local_rank, local_size])?;
+    let mut placement = mpi(vars, OPEN_MPI)?;
     placement.launch.extend(OPEN_MPI_JOBS.map(|name| vars.value(name)));
     Ok(placement)
 }
 
 fn mpich(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&MPICH)?;
-    let [rank, size, local_rank, local_size] = MPICH;
-    let mut placement = mpi(vars, [rank, size, local_rank, local_size])?;
+    let mut placement = mpi(vars, MPICH)?;
     if placement.one_host {
         // It names no job; but the ranks of a host are children of one process.
-        placement.launch.push(ancestor::outside(rank).into());
+        placement.launch.push(ancestor::outside("PMI_RANK").into());
     }
     Ok(placement)
 }
