@@ -91,7 +91,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     }
 
     /// Ends the call: what comes next on `stream` comes after its transfers. The host waits for
-    /// them.
+    /// them where `stream` is the host's.
     fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError>;
 
     /// Returns when this rank has heard what its peers say of the calls that have ended here, or a

@@ -106,7 +106,7 @@ pub fn stream(bytes: &[u8]) -> bool {
     rest.is_empty()
 }
 
-/// A launcher's variables, `NAME=VALUE` a line: they harness a rank in its world, or are refused.
+/// A launcher's variables, `NAME=VALUE` a line: they place a rank in its world, or are refused.
 pub fn environment(bytes: &[u8]) -> bool {
     let set: Vec<(String, OsString)> = bytes
         .split(|&byte| byte == b'\n')

@@ -9,8 +9,8 @@ pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
 /// Where the ranks meet, for every launcher. On one host a private directory: absolute path, mode
 /// 0700, of this user. On several `tcp://HOST:PORT`, an address and a free port of rank 0's host.
 pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
-/// The launcher to believe where several are present: `flux`, `torchrun`, `openmpi`, `mpich`,
-/// `slurm`.
+/// The launcher to believe where several are present: `flux`, `torchrun`, `openmpi`, `mpich` or
+/// `slurm`. `none` ignores all of them.
 pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
 /// Part of this process's host id: ranks with different values count as on different hosts. Ignored
 /// where the ranks meet in a directory, which puts them on one host.
