@@ -20,11 +20,9 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
 /// If any rank's environment forbids peer access, no rank maps a peer's memory.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::NvLink)?;
-    Ok(Box::new(NvLink::connect(
-        world,
-        options,
-        PeerDevices::meet(world, options, Reachability::Peers)?,
-    )?))
+    let connected = PeerDevices::meet(world, options, Reachability::Peers)
+        .and_then(|members| NvLink::connect(world, options, members));
+    Ok(Box::new(connected.map_err(|error| error.of(Select::NvLink))?))
 }
 
 pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {

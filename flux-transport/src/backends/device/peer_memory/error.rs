@@ -112,12 +112,6 @@ impl PeerMemoryError {
     }
 }
 
-impl From<PeerMemoryError> for ConnectError {
-    fn from(error: PeerMemoryError) -> Self {
-        error.of(Select::NvLink)
-    }
-}
-
 impl From<PeerMemoryError> for TransportError {
     fn from(error: PeerMemoryError) -> Self {
         let reason = error.to_string();
