@@ -88,6 +88,19 @@ fn steps_in_different_orders_are_refused_on_every_rank_which_are_then_still_in_s
 }
 
 #[test]
+fn an_exchange_takes_as_many_bytes_on_every_plane_and_refuses_more_without_the_step() {
+    two_ranks(|world| {
+        let comm = connect(&world);
+        let most = vec![7; 64 << 10];
+        if world.rank().get() == 0 {
+            let text = comm.exchange(&[&most[..], &[7]].concat()).unwrap_err().to_string();
+            assert!(text.contains("rank 0: exchange: 65537") && text.ends_with("65536"), "{text}");
+        }
+        assert_eq!(comm.exchange(&most).unwrap(), [&most[..]; 2]);
+    });
+}
+
+#[test]
 fn communicators_that_ranks_rebuild_in_different_orders_are_refused_and_can_be_rebuilt_in_one() {
     two_ranks(|world| {
         let (a, b) = (connect(&world), connect(&world));

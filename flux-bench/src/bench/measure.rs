@@ -152,7 +152,7 @@ fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)>
     Ok((slowest(comm, &spans)?, count))
 }
 
-/// Rounds in one message: processes take 64 KiB.
+/// Rounds in one message: an exchange takes 64 KiB.
 const ROUNDS: usize = 2048;
 
 /// Times of the slowest rank, from every rank's rounds. Collective.

@@ -244,10 +244,12 @@ impl Communicator {
         self.exchange_at(Step::Barrier, &[]).map(drop)
     }
 
-    /// Gives `payload` to every rank; returns what each gave, by rank. Collective.
+    /// Gives `payload`, of at most 64 KiB, to every rank; returns what each gave, by rank.
+    /// Collective.
     ///
     /// # Errors
-    /// [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
+    /// [`TransportError::Control`] at the deadline, if a rank is gone, or at another step. At once,
+    /// and without the step, where `payload` is too long.
     pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         self.exchange_at(Step::Exchange, payload)
     }

@@ -2,7 +2,7 @@
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
-use super::step::At;
+use super::step::{At, STEP_BYTES};
 
 /// A step, and what follows: there is one reading of the first, and the second is left as it is.
 pub fn step(bytes: &[u8]) -> bool {
@@ -10,7 +10,7 @@ pub fn step(bytes: &[u8]) -> bool {
     if let Some(at) = at {
         assert!(bytes.starts_with(&at.encode()));
         let payload = at.payload(flux_core::Rank::new(0), bytes.to_vec());
-        assert_eq!(payload.ok().as_deref(), Some(&bytes[At::BYTES..]));
+        assert_eq!(payload.ok().as_deref(), Some(&bytes[STEP_BYTES..]));
     }
     at.is_some()
 }

@@ -26,6 +26,6 @@ pub(crate) use local::LocalControl;
 pub use local::local_planes;
 pub use plane::{ControlPlane, Launch, Notice, Watcher};
 pub(crate) use plane::{Given, Regrouped};
-pub(crate) use step::Collective;
 pub use step::Step;
+pub(crate) use step::{Collective, MAX_PAYLOAD, STEP_BYTES};
 pub(crate) use steps::Steps;

@@ -9,6 +9,12 @@ use flux_core::Rank;
 use std::fmt;
 use std::time::Instant;
 
+/// Most bytes of one rank at a step, on every control plane: a socket takes them in one message.
+pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
+
+/// Bytes before them that say which step it is.
+pub(crate) const STEP_BYTES: usize = 5;
+
 /// What ranks exchange messages for. All ranks of a step name the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -82,7 +88,7 @@ impl<'a> Collective<'a> {
     ///
     /// # Errors
     /// The control plane's, and [`ControlError::Protocol`] with the first rank at another step or
-    /// communicator.
+    /// communicator; of this rank, before it takes the step, for more than [`MAX_PAYLOAD`] bytes.
     pub(crate) fn exchange_at(
         self,
         step: Step,
@@ -91,6 +97,14 @@ impl<'a> Collective<'a> {
     ) -> Result<Vec<Vec<u8>>, ControlError> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };
+        if payload.len() > MAX_PAYLOAD {
+            let detail = format!(
+                "{}: {} bytes are too many for a step, the limit is {MAX_PAYLOAD}",
+                step.name(),
+                payload.len()
+            );
+            return Err(ControlError::Protocol { rank: control.rank(), detail });
+        }
         let message = [&own.encode()[..], payload].concat();
         let said = control
             .exchange_in(communicator, &message, deadline)
@@ -110,15 +124,13 @@ pub(super) struct At {
 }
 
 impl At {
-    pub(super) const BYTES: usize = 5;
-
-    pub(super) fn encode(self) -> [u8; Self::BYTES] {
+    pub(super) fn encode(self) -> [u8; STEP_BYTES] {
         let [n0, n1, n2, n3] = self.communicator.to_le_bytes();
         [self.step as u8, n0, n1, n2, n3]
     }
 
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
-        let &[own, n0, n1, n2, n3] = message.first_chunk::<{ Self::BYTES }>()?;
+        let &[own, n0, n1, n2, n3] = message.first_chunk::<STEP_BYTES>()?;
         let step = Step::ALL.into_iter().find(|&step| step as u8 == own)?;
         Some(Self { step, communicator: u32::from_le_bytes([n0, n1, n2, n3]) })
     }
@@ -126,7 +138,7 @@ impl At {
     /// What `rank` said besides that it is here, too.
     pub(super) fn payload(self, rank: Rank, mut said: Vec<u8>) -> Result<Vec<u8>, ControlError> {
         if said.starts_with(&self.encode()) {
-            return Ok(said.split_off(Self::BYTES));
+            return Ok(said.split_off(STEP_BYTES));
         }
         let theirs = Self::decode(&said)
             .map_or_else(|| "a step that is not known".to_owned(), |at| at.to_string());

@@ -3,8 +3,10 @@
 //! Invariant: a frame is one message of its socket. Decoding borrows, never allocates and never
 //! panics. The sequence number counts steps, so ranks in different steps find out.
 
+use crate::bootstrap::control::{MAX_PAYLOAD, STEP_BYTES};
+
 /// Most bytes of one rank's part of a step.
-pub(crate) const MAX_BODY: usize = 64 * 1024;
+pub(crate) const MAX_BODY: usize = STEP_BYTES + MAX_PAYLOAD;
 pub(crate) const HEADER_BYTES: usize = 20;
 /// Room for any frame. Of a longer message the kernel says that it is cut.
 pub(crate) const MAX_FRAME: usize = HEADER_BYTES + MAX_BODY;
@@ -181,6 +183,6 @@ mod tests {
         let mut bytes = header.encode(0).to_vec();
         bytes[8..12].copy_from_slice(&(u32::try_from(MAX_BODY).unwrap() + 1).to_le_bytes());
         bytes.resize(HEADER_BYTES + MAX_BODY + 1, 0);
-        assert!(decode(&bytes).unwrap_err().contains("65537"));
+        assert!(decode(&bytes).unwrap_err().contains(&(MAX_BODY + 1).to_string()));
     }
 }
