@@ -81,7 +81,7 @@ fn make(
 fn compatible(rank: u32, offers: &[Offer]) -> Result<(), PeerMemoryError> {
     let own = offers[rank as usize];
     for (peer, other) in (0..).zip(offers) {
-        if (other.size, other.epoch) != (own.size, own.epoch) || other.holds() != Some(true) {
+        if (other.size, other.epoch) != (own.size, own.epoch) {
             let (size, epoch, peer_size, peer_epoch) =
                 (own.size, own.epoch, other.size, other.epoch);
             return Err(PeerMemoryError::Disagreement {
@@ -92,6 +92,9 @@ fn compatible(rank: u32, offers: &[Offer]) -> Result<(), PeerMemoryError> {
                 peer_size,
                 peer_epoch,
             });
+        }
+        if other.holds() != Some(true) {
+            return Err(PeerMemoryError::TooSmall { peer, bytes: other.bytes, size: other.size });
         }
     }
     Ok(())
@@ -173,6 +176,10 @@ mod tests {
             );
         }
         let small = Offer { bytes: 1 << 20, ..offer(4, 7) };
-        assert!(compatible(0, &[offer(4, 7), small]).is_err());
+        let error = compatible(0, &[offer(4, 7), small]).unwrap_err();
+        assert!(
+            matches!(error, PeerMemoryError::TooSmall { peer: 1, bytes: 0x10_0000, .. }),
+            "{error}"
+        );
     }
 }

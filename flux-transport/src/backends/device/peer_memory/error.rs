@@ -70,6 +70,8 @@ pub enum PeerMemoryError {
         peer_size: WorkspaceSize,
         peer_epoch: u32,
     },
+    #[error("rank {peer} offers {bytes} bytes, too few for a workspace of {size:?}")]
+    TooSmall { peer: u32, bytes: u64, size: WorkspaceSize },
     /// The memory of a rank of this process is gone.
     #[error("rank {peer} of this process has withdrawn its memory")]
     Withdrawn { peer: u32 },
@@ -130,6 +132,7 @@ impl From<PeerMemoryError> for TransportError {
             | PeerMemoryError::SameDevice { peer, .. }
             | PeerMemoryError::NoPeerAccess { peer, .. }
             | PeerMemoryError::NotProven { peer, .. }
+            | PeerMemoryError::TooSmall { peer, .. }
             | PeerMemoryError::Withdrawn { peer } => {
                 Self::PeerFailed { rank: Rank::new(peer), reason }
             }
