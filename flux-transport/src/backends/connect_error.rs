@@ -89,6 +89,21 @@ impl From<TransportError> for ConnectError {
     }
 }
 
+impl TransportError {
+    /// Why ranks do not connect that meet for this transport.
+    pub(crate) fn into_connect_error(self, select: Select) -> ConnectError {
+        match self {
+            Self::Cuda(
+                error @ (CudaError::Unavailable(_)
+                | CudaError::NoSuchDevice { .. }
+                | CudaError::Unsupported { .. }
+                | CudaError::GivenUp { .. }),
+            ) => ConnectError::Unusable { select, why: error.to_string() },
+            other => other.into(),
+        }
+    }
+}
+
 impl From<Disagreed> for ConnectError {
     fn from(disagreed: Disagreed) -> Self {
         TransportError::from(disagreed).into()

@@ -22,7 +22,7 @@ pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transpo
     peer_access(world, options, Select::NvLink)?;
     let connected = PeerDevices::meet(world, options, Reachability::Peers)
         .and_then(|members| NvLink::connect(world, options, members));
-    Ok(Box::new(connected.map_err(|error| error.of(Select::NvLink))?))
+    Ok(Box::new(connected.map_err(|error| error.into_connect_error(Select::NvLink))?))
 }
 
 pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
@@ -52,6 +52,6 @@ pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     let members = PeerDevices::meet(world, options, Reachability::Host)
-        .map_err(|error| error.of(Select::Pcie))?;
+        .map_err(|error| error.into_connect_error(Select::Pcie))?;
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }

@@ -34,7 +34,7 @@ impl Members {
             return Err(unusable(why.to_owned()));
         }
         let node_peers = PeerDevices::meet_in(world, options, Reachability::Peers, nodes)
-            .map_err(|error| error.of(Select::Mixed))?;
+            .map_err(|error| error.into_connect_error(Select::Mixed))?;
         let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
         Ok(Self { nodes, node_peers, rail })
     }

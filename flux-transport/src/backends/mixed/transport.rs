@@ -10,7 +10,7 @@ use super::workspace::Workspace;
 use crate::backends::connect_error::ConnectError;
 use crate::backends::device::calls::{Calls, Captures, Transfers};
 use crate::backends::device::lane::Lane;
-use crate::backends::device::peer_memory::{Handshake, Request, build};
+use crate::backends::device::peer_memory::{Request, build};
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, Source, Started};
@@ -108,15 +108,10 @@ impl Mixed {
         let (lanes, calls, setup, device) = together(steps, until, make())?;
         let (link, setup) = Link::join(&device, setup, &members.rail, steps, until)?;
         let request = Request { size: options.reserve, epoch, captured: false };
-        let shared = build(
-            Handshake { steps, deadline: until },
-            &device,
-            &lanes.node_peers,
-            &members.node_peers,
-            request,
-        );
-        let (shared, _) =
-            shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
+        let (lane, node_peers) = (&lanes.node_peers, &members.node_peers);
+        let shared = build(steps, until, &device, lane, node_peers, request);
+        let (shared, _) = shared
+            .map_err(|error| node_peers.mig().advised(error).into_connect_error(Select::Mixed))?;
         // From here on the watchdog has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &setup, (rank, members.nodes), options.reserve, epoch)?;
@@ -213,13 +208,8 @@ impl Transport for Mixed {
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
         let request = Request { size, epoch, captured: false };
-        let (shared, _) = build(
-            Handshake { steps, deadline: until },
-            &self.device,
-            &lanes.node_peers,
-            &self.members.node_peers,
-            request,
-        )?;
+        let (lane, node_peers) = (&lanes.node_peers, &self.members.node_peers);
+        let (shared, _) = build(steps, until, &self.device, lane, node_peers, request)?;
         let made = outbox(&self.device, setup, (self.rank, self.members.nodes), size, epoch);
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(

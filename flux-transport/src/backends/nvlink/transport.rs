@@ -9,7 +9,7 @@ use crate::backends::device::drain::Drain;
 use crate::backends::device::fault_block::FaultBlock;
 use crate::backends::device::lane::Lane;
 use crate::backends::device::peer_memory::{
-    Addresses, Handshake, PeerDevices, PeerMemoryError, Request, Workspace, build, by_copy_engine,
+    Addresses, PeerDevices, PeerMemoryError, Request, Workspace, build, by_copy_engine,
 };
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{Job, RowTransfers, Started};
@@ -23,7 +23,7 @@ use crate::device::{Device, Stream};
 use crate::sync::locked;
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, Handles, write_value_async};
+use flux_cuda::{CudaDevice, Handles, write_value_async};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -67,17 +67,17 @@ impl NvLink {
         options: &Options,
         members: PeerDevices,
     ) -> Result<Self, PeerMemoryError> {
-        let handshake = Handshake::of(world, options);
-        let device = handshake
-            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))?;
+        let (steps, deadline) = (world.steps(), Instant::now() + options.deadline);
+        let opened = CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from);
+        let device = together(steps, deadline, opened)?;
         let epoch = options.first_epoch;
         let make = || {
             let calls = Calls::new(&device, epoch, Captures::Taken(false))?;
-            Ok::<_, CudaError>((Lane::new(&device)?, calls, FaultBlock::new(&device)?))
+            Ok::<_, PeerMemoryError>((Lane::new(&device)?, calls, FaultBlock::new(&device)?))
         };
-        let (lane, calls, fault) = handshake.succeed(make().map_err(PeerMemoryError::from))?;
+        let (lane, calls, fault) = together(steps, deadline, make())?;
         let request = Request { size: options.reserve, epoch, captured: false };
-        let (workspace, _) = build(handshake, &device, &lane, &members, request)?;
+        let (workspace, _) = build(steps, deadline, &device, &lane, &members, request)?;
         let deadline_ns = nanoseconds(options.deadline);
         let view = Arc::new(workspace.view(fault.address(), deadline_ns));
         let state = State { lane, calls, current: workspace, retired: Vec::new(), view };
@@ -164,13 +164,12 @@ impl Transport for NvLink {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let request = Request { size, epoch, captured: state.calls.any_captured() };
         let (grown, captured) =
-            build(handshake, &self.device, &state.lane, &self.members, request)?;
+            build(steps, deadline, &self.device, &state.lane, &self.members, request)?;
         state.view = Arc::new(grown.view(self.fault.address(), self.deadline_ns));
         let old = std::mem::replace(&mut state.current, grown);
         if captured {
@@ -181,7 +180,7 @@ impl Transport for NvLink {
         }
         state.calls.go_on_at(epoch);
         // Unmapping may wait for devices, so all ranks do it before any rank's next call.
-        Ok(handshake.succeed(Ok(()))?)
+        together(steps, deadline, Ok(()))
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

@@ -13,7 +13,7 @@ use crate::backends::device::calls::{Calls, Captures, Refreshed, Transfers};
 use crate::backends::device::drain::Drain;
 use crate::backends::device::fault_block::FaultBlock;
 use crate::backends::device::lane::Lane;
-use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryError};
+use crate::backends::device::peer_memory::PeerDevices;
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, Started};
@@ -27,7 +27,7 @@ use crate::device::{Device, Stream};
 use crate::sync::locked;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, words_async};
+use flux_cuda::{CudaDevice, words_async};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -69,32 +69,27 @@ impl Pcie {
         options: &Options,
         members: PeerDevices,
     ) -> Result<Self, ConnectError> {
-        let handshake = Handshake::of(world, options);
-        let unusable = |error: PeerMemoryError| error.of(Select::Pcie);
-        let device = handshake
-            .succeed(CudaDevice::open(members.info.ordinal).map_err(PeerMemoryError::from))
-            .map_err(unusable)?;
+        let (steps, deadline) = (world.steps(), Instant::now() + options.deadline);
+        let unusable = |error: TransportError| error.into_connect_error(Select::Pcie);
+        let opened = CudaDevice::open(members.info.ordinal).map_err(TransportError::from);
+        let device = together(steps, deadline, opened).map_err(unusable)?;
         let epoch = options.first_epoch;
         let make = || {
             let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
             let calls =
                 Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
-            Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
+            Ok::<_, TransportError>((out, back, calls, FaultBlock::new(&device)?))
         };
-        let (out, back, calls, fault) =
-            handshake.succeed(make().map_err(PeerMemoryError::from)).map_err(unusable)?;
-        let workspace = Workspace::new(handshake, &device, &out, &members, options.reserve, epoch)?;
-        handshake
-            .succeed(
-                prove(&device, &out, &back, &workspace, members.rank, epoch)
-                    .map_err(PeerMemoryError::from),
-            )
-            .map_err(unusable)?;
+        let (out, back, calls, fault) = together(steps, deadline, make()).map_err(unusable)?;
+        let size = options.reserve;
+        let workspace = Workspace::new(steps, deadline, &device, &out, &members, size, epoch)?;
+        let proven = prove(&device, &out, &back, &workspace, members.rank, epoch);
+        together(steps, deadline, proven.map_err(TransportError::from)).map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
         let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
         let watch =
             Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
-        let watch = handshake.succeed(watch).map_err(unusable)?;
+        let watch = together(steps, deadline, watch).map_err(unusable)?;
         let state = State {
             out,
             back,
@@ -155,12 +150,11 @@ impl Transport for Pcie {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let handshake = Handshake { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
-        let grown =
-            Workspace::new(handshake, &self.device, &state.out, &self.members, size, epoch)?;
+        let (device, out) = (&self.device, &state.out);
+        let grown = Workspace::new(steps, deadline, device, out, &self.members, size, epoch)?;
         [state.view, state.scattering] =
             views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));
@@ -168,7 +162,7 @@ impl Transport for Pcie {
         state.calls.go_on_at(epoch);
         // The old memory is gone on every rank. Unpinning waits for all devices of the process, so
         // it must not come beside a peer's next call.
-        Ok(handshake.succeed(Ok(()))?)
+        together(steps, deadline, Ok(()))
     }
 
     fn view(&self) -> Arc<WorkspaceView> {

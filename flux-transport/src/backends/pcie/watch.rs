@@ -6,7 +6,7 @@
 
 use super::words::Words;
 use crate::backends::device::fault_block::FaultBlock;
-use crate::backends::device::peer_memory::PeerMemoryError;
+use crate::backends::error::TransportError;
 use crate::reason;
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -115,7 +115,7 @@ impl Watch {
         fault: FaultBlock,
         words: Arc<Words>,
         begun: u32,
-    ) -> Result<Self, PeerMemoryError> {
+    ) -> Result<Self, TransportError> {
         let (begun, clean) = (AtomicU32::new(begun), Clean(AtomicU32::new(begun)));
         let (reason, stop) = (AtomicU32::new(0), AtomicBool::new(false));
         let shared = Arc::new(Shared {
@@ -134,7 +134,7 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name(format!("flux-watch-{rank}")).spawn(watch);
-        let thread = thread.map_err(|source| PeerMemoryError::Io {
+        let thread = thread.map_err(|source| TransportError::Io {
             what: "starting a thread that ends waits",
             source,
         })?;

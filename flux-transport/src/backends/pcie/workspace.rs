@@ -9,10 +9,10 @@ use super::offer::Offer;
 use super::region::PinnedRegion;
 use super::words::Words;
 use crate::backends::device::lane::Lane;
-use crate::backends::device::peer_memory::{Handshake, PeerDevices, PeerMemoryError};
+use crate::backends::device::peer_memory::PeerDevices;
 use crate::backends::error::{TransportError, same_epoch};
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use crate::bootstrap::control::{agree, together};
+use crate::bootstrap::control::{Collective, agree, together};
 use flux_core::Rank;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
@@ -21,6 +21,7 @@ use flux_cuda::{
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 #[derive(Debug)]
 pub(super) struct Workspace {
@@ -123,14 +124,14 @@ impl Drop for Workspace {
 impl Workspace {
     /// Makes a workspace on every rank, and maps all regions everywhere. Collective.
     pub(super) fn new(
-        handshake: Handshake<'_>,
+        steps: Collective<'_>,
+        deadline: Instant,
         device: &CudaDevice,
         lane: &Lane,
         members: &PeerDevices,
         size: WorkspaceSize,
         epoch: Epoch,
     ) -> Result<Self, TransportError> {
-        let Handshake { steps, deadline } = handshake;
         let (rank, world) = (members.rank, members.world());
         let own = Own::new(device, lane, world, &size, epoch);
         let answers = agree(steps, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
@@ -143,9 +144,9 @@ impl Workspace {
         let regions = keys.and_then(|keys| map(device, members, &own.region, &keys, &files));
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
         let regions = together(steps, deadline, regions)?;
-        let addresses =
-            regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
-        let addresses = handshake.succeed(addresses.map_err(PeerMemoryError::from))?;
+        let addresses: Result<_, CudaError> =
+            regions.iter().map(|region| region.address(device)).collect();
+        let addresses = together(steps, deadline, addresses.map_err(TransportError::from))?;
         let words =
             Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
         let Own { data, outbox, pad, control, .. } = own;

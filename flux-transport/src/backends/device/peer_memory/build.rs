@@ -4,16 +4,17 @@
 
 use super::devices::PeerDevices;
 use super::error::PeerMemoryError;
-use super::handshake::Handshake;
 use super::offer::Offer;
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Candidate, Workspace, clear_pad};
 use crate::backends::device::lane::Lane;
+use crate::bootstrap::control::{Collective, agree, together};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, Handles};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 /// What all ranks' workspaces are to be.
 #[derive(Clone, Copy, Debug)]
@@ -27,32 +28,37 @@ pub(crate) struct Request {
 /// Makes a workspace on every rank, maps each node's into all of it, and proves every write. The
 /// second value: whether any rank has captured calls on its last one.
 pub(crate) fn build(
-    handshake: Handshake<'_>,
+    steps: Collective<'_>,
+    deadline: Instant,
     device: &CudaDevice,
     lane: &Lane,
     members: &PeerDevices,
     request: Request,
 ) -> Result<(Workspace, bool), PeerMemoryError> {
-    let (candidate, fd) = match make(device, lane, members, request) {
-        Ok(made) => made,
-        Err(error) => return Err(handshake.refuse(error)),
-    };
-    let messages = handshake.agree(&candidate.offer(request.captured).encode())?;
+    let made = make(device, lane, members, request);
+    let offer = made.as_ref().map(|(candidate, _)| candidate.offer(request.captured).encode());
+    let answers = agree(steps, &offer, deadline);
+    // This rank's own error says more than the others' echo of it.
+    let (candidate, fd) = made?;
     let decode = |(peer, message): (u32, &Vec<u8>)| {
         Offer::decode(message).ok_or(PeerMemoryError::Message { peer })
     };
-    let offers: Result<Vec<Offer>, PeerMemoryError> = (0..).zip(&messages).map(decode).collect();
-    let offers = handshake
-        .succeed(offers.and_then(|offers| compatible(members.rank, &offers).map(|()| offers)))?;
+    let offers: Result<Vec<Offer>, PeerMemoryError> = (0..).zip(&answers?).map(decode).collect();
+    let checked = offers.and_then(|offers| compatible(members.rank, &offers).map(|()| offers));
+    let offers = together(steps, deadline, checked)?;
     let imports = if members.passes {
         let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-        handshake.steps.exchange_fds(&fds, handshake.deadline)?
+        steps.exchange_fds(&fds, deadline)?
     } else {
         Vec::new()
     };
-    let memory = handshake.succeed(map(device, members, &candidate, &offers, &imports))?;
-    let workspace = candidate.complete(memory);
-    prove(handshake, device, lane, members, &workspace, request.epoch)?;
+    let mapped = map(device, members, &candidate, &offers, &imports);
+    let workspace = candidate.complete(together(steps, deadline, mapped)?);
+    let sent = proof::send(device, lane, &workspace, members.rank, &members.identities);
+    together(steps, deadline, sent.map_err(PeerMemoryError::from))?;
+    let proven = prove(device, lane, members, &workspace, request.epoch);
+    // After this step every pad is clean, and any rank may start the first call.
+    together(steps, deadline, proven)?;
     Ok((workspace, offers.iter().any(|offer| offer.captured)))
 }
 
@@ -127,8 +133,8 @@ fn map(
     (0..).zip(offers).map(one).collect()
 }
 
+/// Whether every peer's write has come. Clears the pad where it has.
 fn prove(
-    handshake: Handshake<'_>,
     device: &CudaDevice,
     lane: &Lane,
     members: &PeerDevices,
@@ -136,21 +142,12 @@ fn prove(
     epoch: Epoch,
 ) -> Result<(), PeerMemoryError> {
     let rank = members.rank;
-    handshake.succeed(
-        proof::send(device, lane, workspace, rank, &members.identities)
-            .map_err(PeerMemoryError::from),
-    )?;
-    let checked = proof::check(device, workspace, rank, &members.identities);
-    let proven = checked.map_err(PeerMemoryError::from).and_then(|missing| match missing.first() {
-        None => Ok(()),
-        Some(&proof::Missing { peer, expected, seen }) => {
-            Err(PeerMemoryError::NotProven { rank, peer, expected, seen })
-        }
-    });
+    let missing = proof::check(device, workspace, rank, &members.identities)?;
+    if let Some(&proof::Missing { peer, expected, seen }) = missing.first() {
+        return Err(PeerMemoryError::NotProven { rank, peer, expected, seen });
+    }
     let pad = workspace.pads()[rank as usize];
-    let cleared = proven.and_then(|()| Ok(clear_pad(device, lane, pad, workspace.size(), epoch)?));
-    // After this step every pad is clean, and any rank may start the first call.
-    handshake.succeed(cleared)
+    Ok(clear_pad(device, lane, pad, workspace.size(), epoch)?)
 }
 
 #[cfg(test)]

@@ -4,15 +4,16 @@
 
 use super::choice;
 use super::error::PeerMemoryError;
-use super::handshake::Handshake;
 use super::mig::{self, Mig};
 use super::offer::{DeviceIdentity, Introduction};
 use crate::backends::options::Options;
+use crate::bootstrap::control::{Collective, agree, together};
 use crate::bootstrap::world::World;
 use crate::topology;
 use crate::topology::hints;
 use flux_core::{Nodes, Rank};
 use flux_cuda::{CudaError, DeviceInfo, Handles};
+use std::time::Instant;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reachability {
@@ -47,7 +48,8 @@ impl PeerDevices {
         if let Some(peer) =
             world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer))
         {
-            return Err(other_host(Handshake::of(world, options), world.rank(), peer));
+            let deadline = Instant::now() + options.deadline;
+            return Err(other_host(world.steps(), deadline, world.rank(), peer));
         }
         Self::meet_in(world, options, reach, Nodes::of_all(world.size()))
     }
@@ -59,27 +61,27 @@ impl PeerDevices {
         reach: Reachability,
         nodes: Nodes,
     ) -> Result<Self, PeerMemoryError> {
-        let handshake = Handshake::of(world, options);
+        let (steps, deadline) = (world.steps(), Instant::now() + options.deadline);
         let shared_device = options.shared_device;
         let found = candidate(world, options)
             .map_err(mig::without_device)
             .and_then(|info| Ok((info, super::process::token()?)));
-        let (info, process) = match found {
-            Ok(found) => found,
-            Err(error) => return Err(handshake.refuse(error)),
-        };
-        let instance = topology::is_instance(&info.name);
-        let DeviceInfo { uuid, ordinal, posix_handles, .. } = info;
-        let identity =
-            DeviceIdentity { process, uuid, ordinal, posix_handles, shared_device, instance };
-        let messages =
-            handshake.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
+        let introduction = found.as_ref().map(|&(ref info, process)| {
+            let instance = topology::is_instance(&info.name);
+            let DeviceInfo { uuid, ordinal, posix_handles, .. } = *info;
+            let identity =
+                DeviceIdentity { process, uuid, ordinal, posix_handles, shared_device, instance };
+            Introduction { identity, visible: hints::visible() }.encode()
+        });
+        let answers = agree(steps, &introduction, deadline);
+        // This rank's own error says more than the others' echo of it.
+        let (info, _) = found?;
         let decode = |(peer, message): (u32, &Vec<u8>)| {
             Introduction::decode(message).ok_or(PeerMemoryError::Message { peer })
         };
-        let ranks = match (0..).zip(&messages).map(decode).collect::<Result<Vec<_>, _>>() {
+        let ranks = match (0..).zip(&answers?).map(decode).collect::<Result<Vec<_>, _>>() {
             Ok(ranks) => ranks,
-            Err(error) => return Err(handshake.refuse(error)),
+            Err(error) => return together(steps, deadline, Err(error)),
         };
         let identities: Vec<DeviceIdentity> = ranks.iter().map(|rank| rank.identity).collect();
         let rank = world.rank().get();
@@ -87,8 +89,7 @@ impl PeerDevices {
         let met = choice::distinct(rank, &ranks)
             .and_then(|()| Self::check(rank, info, identities, reach, nodes));
         // The host's memory is reached from instances too.
-        handshake
-            .succeed(met)
+        together(steps, deadline, met)
             .map_err(|error| if reach == Reachability::Host { error } else { mig.advised(error) })
     }
 
@@ -140,9 +141,9 @@ impl PeerDevices {
 
 /// Why `rank` shares no memory with `peer`, of another host. Collective: all tell their kernel's
 /// boot.
-fn other_host(handshake: Handshake<'_>, rank: Rank, peer: Rank) -> PeerMemoryError {
+fn other_host(steps: Collective<'_>, deadline: Instant, rank: Rank, peer: Rank) -> PeerMemoryError {
     // Without the answers the ranks are on different hosts all the same.
-    let boots = handshake.agree(hints::boot().as_bytes()).unwrap_or_default();
+    let boots = agree(steps, &Ok::<_, &str>(hints::boot()), deadline).unwrap_or_default();
     let boot = |rank: Rank| {
         boots
             .get(rank.index())
@@ -217,10 +218,9 @@ fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::control::{Collective, ControlPlane, LocalControl};
+    use crate::bootstrap::control::{ControlPlane, LocalControl};
     use crate::lateness::AMPLE;
     use flux_core::WorldSize;
-    use std::time::Instant;
 
     #[test]
     fn ranks_of_two_hosts_are_told_where_these_are_one_machine() {
@@ -228,14 +228,11 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
-                    let handshake = || Handshake {
-                        steps: Collective::new(end, 0),
-                        deadline: Instant::now() + AMPLE,
-                    };
+                    let (steps, deadline) = (Collective::new(end, 0), Instant::now() + AMPLE);
                     let (rank, peer) = (end.rank(), Rank::new(1 - end.rank().get()));
                     // Both run on this kernel; its name is not known everywhere.
                     let hint = hints::one_machine([&hints::boot(), &hints::boot()]);
-                    let words = other_host(handshake(), rank, peer).to_string();
+                    let words = other_host(steps, deadline, rank, peer).to_string();
                     assert!(
                         words.ends_with(&format!(
                             "rank {rank} and rank {peer} are on different hosts{hint}"
@@ -243,7 +240,7 @@ mod tests {
                         "{words}"
                     );
                     // The ranks are still in step.
-                    assert_eq!(handshake().succeed(Ok(7)).unwrap(), 7);
+                    assert_eq!(together(steps, deadline, Ok::<_, PeerMemoryError>(7)).unwrap(), 7);
                 });
             }
         });

@@ -95,21 +95,15 @@ impl From<Disagreed> for PeerMemoryError {
 
 impl PeerMemoryError {
     /// Why ranks do not connect that meet for this transport.
-    pub(crate) fn of(self, select: Select) -> ConnectError {
+    pub(crate) fn into_connect_error(self, select: Select) -> ConnectError {
         let why = self.to_string();
         match self {
             Self::OtherHost { .. }
             | Self::SameDevice { .. }
             | Self::NoPeerAccess { .. }
             | Self::NotProven { .. }
-            | Self::Advised { .. }
-            | Self::Cuda(
-                CudaError::Unavailable(_)
-                | CudaError::NoSuchDevice { .. }
-                | CudaError::Unsupported { .. }
-                | CudaError::GivenUp { .. },
-            ) => ConnectError::Unusable { select, why },
-            other => TransportError::from(other).into(),
+            | Self::Advised { .. } => ConnectError::Unusable { select, why },
+            other => TransportError::from(other).into_connect_error(select),
         }
     }
 }

@@ -128,7 +128,9 @@ mod tests {
         let error = node(&[true, false, true]).advised_by(refused(), |_| panic!("asked"));
         let words = error.to_string();
         assert_eq!(words, format!("{}; {}", refused(), hints::instances("rank 3, rank 5")));
-        let ConnectError::Unusable { select: Select::Pcie, why } = error.of(Select::Pcie) else {
+        let ConnectError::Unusable { select: Select::Pcie, why } =
+            error.into_connect_error(Select::Pcie)
+        else {
             panic!("{words}")
         };
         assert_eq!(why, words);

@@ -17,7 +17,6 @@ mod devices;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod handshake;
 mod mig;
 mod offer;
 mod process;
@@ -30,6 +29,5 @@ pub(crate) use build::{Request, build};
 pub(crate) use choice::ordinal;
 pub(crate) use devices::{PeerDevices, Reachability};
 pub(crate) use error::PeerMemoryError;
-pub(crate) use handshake::Handshake;
 pub(crate) use push::{Addresses, by_copy_engine};
 pub(crate) use workspace::Workspace;
