@@ -5,9 +5,8 @@
 //! `cargo fuzz`.
 
 pub use crate::backends::device::peer_memory::fuzz::offer;
-pub use crate::backends::host::fuzz::region;
+pub use crate::backends::fuzz::region;
 pub use crate::backends::nccl::fuzz::member;
-pub use crate::backends::pcie::fuzz::pinned;
 pub use crate::bootstrap::control::fuzz::step;
 pub use crate::bootstrap::fuzz::{environment, frame, handshake, hello, roster, stream};
 pub use crate::comm::fuzz::{facts, report, size, verdict};
@@ -21,16 +20,16 @@ pub(crate) type Seed = (&'static str, &'static str, Vec<u8>);
 mod tests {
     use super::Seed;
     use crate::backends::device::peer_memory;
-    use crate::backends::{host, nccl, pcie};
+    use crate::backends::nccl;
     use crate::bootstrap::control;
     use crate::topology::probe;
-    use crate::{bootstrap, comm};
+    use crate::{backends, bootstrap, comm};
     use proptest::prelude::*;
     use std::path::{Path, PathBuf};
 
     type Target = fn(&[u8]) -> bool;
 
-    const TARGETS: [(&str, Target); 16] = [
+    const TARGETS: [(&str, Target); 15] = [
         ("answer", super::answer),
         ("environment", super::environment),
         ("facts", super::facts),
@@ -39,7 +38,6 @@ mod tests {
         ("hello", super::hello),
         ("member", super::member),
         ("offer", super::offer),
-        ("pinned", super::pinned),
         ("region", super::region),
         ("report", super::report),
         ("roster", super::roster),
@@ -54,14 +52,9 @@ mod tests {
             bootstrap::fuzz::seeds(),
             comm::fuzz::seeds(),
             control::fuzz::seeds(),
-            host::fuzz::seeds(),
+            backends::fuzz::seeds(),
         ];
-        let second = [
-            nccl::fuzz::seeds(),
-            peer_memory::fuzz::seeds(),
-            pcie::fuzz::seeds(),
-            probe::fuzz::seeds(),
-        ];
+        let second = [nccl::fuzz::seeds(), peer_memory::fuzz::seeds(), probe::fuzz::seeds()];
         first.into_iter().chain(second).flatten()
     }
 

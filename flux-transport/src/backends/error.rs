@@ -5,7 +5,6 @@ use super::{Fault, TransportKind};
 use crate::bootstrap::control::{ControlError, Disagreed};
 use crate::device::Device;
 use flux_core::Rank;
-use flux_core::signal::Epoch;
 use flux_cuda::CudaError;
 use std::time::Duration;
 
@@ -109,16 +108,6 @@ impl From<Disagreed> for TransportError {
             Disagreed::Refused { rank, reason } => Self::PeerFailed { rank, reason },
         }
     }
-}
-
-/// Epochs that ranks compare before they replace the workspace.
-pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
-    if epochs.windows(2).all(|pair| pair[0] == pair[1]) {
-        return Ok(());
-    }
-    let values: Vec<String> =
-        epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
-    Err(TransportError::Disagreement { what: "number of the next call", values: values.join(", ") })
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ mod connect_error;
 pub(crate) mod device;
 mod error;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod held;
 pub(crate) mod host;
 mod jobs;
@@ -14,6 +16,7 @@ pub(crate) mod mixed;
 pub(crate) mod nccl;
 mod nodes;
 pub(crate) mod nvlink;
+mod offer;
 mod options;
 pub(crate) mod pcie;
 mod registry;

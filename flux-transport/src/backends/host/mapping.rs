@@ -4,9 +4,9 @@
 //! before any peer learned of them.
 
 use super::block::Block;
-use super::offer::Offer;
 use super::region::Region;
-use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::error::TransportError;
+use crate::backends::offer::{Offer, keys_at_one_epoch};
 use crate::backends::view::WorkspaceView;
 use crate::bootstrap::control::{Collective, Launch, agree, together};
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control};
@@ -46,12 +46,12 @@ impl Mapping {
         let answers = agree(steps, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
-        let numbers = numbers(world, &answers?);
+        let keys = keys_at_one_epoch(&answers?);
         let regions = match &own.file {
-            None => numbers.and_then(|numbers| find(&numbers)),
+            None => keys.and_then(|keys| find(&keys)),
             Some(file) => {
                 let files = steps.exchange_fds(&[file.as_fd()], deadline)?;
-                numbers.and_then(|_| open(&own.region, size, rank, &files))
+                keys.and_then(|_| open(&own.region, size, rank, &files))
             }
         };
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
@@ -88,29 +88,12 @@ impl Mapping {
     }
 }
 
-/// The numbers of the regions that the ranks have offered, if they all stand at the same call.
-fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, TransportError> {
-    let mut numbers = Vec::with_capacity(offers.len());
-    let mut epochs = Vec::with_capacity(offers.len());
-    for (rank, offer) in world.ranks().zip(offers) {
-        let Some(Offer { number, epoch }) = Offer::decode(offer) else {
-            return Err(failed(
-                rank,
-                format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES),
-            ));
-        };
-        numbers.push((rank, number));
-        epochs.push(epoch);
-    }
-    same_epoch(&epochs)?;
-    Ok(numbers)
-}
-
-fn find(numbers: &[(Rank, u64)]) -> Result<Vec<Arc<Region>>, TransportError> {
-    let find = |&(rank, number)| {
-        Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()))
+/// The regions of threads, by their keys.
+fn find(keys: &[u64]) -> Result<Vec<Arc<Region>>, TransportError> {
+    let find = |(rank, &key): (u32, &u64)| {
+        Region::find(key).ok_or_else(|| failed(Rank::new(rank), "its memory is gone".to_owned()))
     };
-    numbers.iter().map(find).collect()
+    (0..).zip(keys).map(find).collect()
 }
 
 /// The regions of processes, from the descriptors that they gave, by rank.
@@ -163,6 +146,6 @@ impl Own {
     }
 
     fn offer(&self, next: Epoch) -> [u8; Offer::BYTES] {
-        Offer { number: self.region.number(), epoch: next }.encode()
+        Offer { key: self.region.key(), epoch: next }.encode()
     }
 }

@@ -6,11 +6,8 @@
 
 mod block;
 pub(crate) mod file;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
 mod mapping;
 mod mover;
-mod offer;
 mod region;
 
 use crate::backends::connect_error::ConnectError;

@@ -1,7 +1,7 @@
 //! What a rank's peers write to: its data region and its pad.
 //!
 //! Invariant: whoever has a region's address holds the region, so it outlives a peer's last write.
-//! Threads share one region by number; each process has its own mapping.
+//! Threads share one region by its key; each process has its own mapping.
 
 use super::block::Block;
 use super::file::{self, MappedFile};
@@ -17,8 +17,8 @@ use std::sync::Arc;
 pub(super) struct Region {
     memory: Memory,
     data_bytes: u64,
-    /// The number under which threads find it, or 0.
-    number: u64,
+    /// Under which threads find it, or 0.
+    key: u64,
 }
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ enum Memory {
     File(MappedFile),
 }
 
-/// The regions of this process that its threads share, by number.
+/// The regions of this process that its threads share, by key.
 static REGIONS: Registry<Region> = Registry::new();
 
 impl Region {
@@ -35,9 +35,9 @@ impl Region {
     pub(super) fn for_threads(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
         let (data_bytes, bytes) = checked_bytes(&size)?;
         let memory = Memory::Heap(Block::new("workspace", bytes)?);
-        let number = REGIONS.next_key();
-        let region = Arc::new(Self { memory, data_bytes, number });
-        REGIONS.insert(number, &region);
+        let key = REGIONS.next_key();
+        let region = Arc::new(Self { memory, data_bytes, key });
+        REGIONS.insert(key, &region);
         Ok(region)
     }
 
@@ -52,14 +52,14 @@ impl Region {
         Ok((region, file))
     }
 
-    /// The number under which threads find it; 0 where they do not.
-    pub(super) fn number(&self) -> u64 {
-        self.number
+    /// Under which threads find it; 0 where they do not.
+    pub(super) fn key(&self) -> u64 {
+        self.key
     }
 
-    /// The region with this number, if its owner holds it.
-    pub(super) fn find(number: u64) -> Option<Arc<Self>> {
-        REGIONS.find(number)
+    /// The region with this key, if its owner holds it.
+    pub(super) fn find(key: u64) -> Option<Arc<Self>> {
+        REGIONS.find(key)
     }
 
     /// The region of `size` that a descriptor is of; in words, what is wrong with it.
@@ -68,7 +68,7 @@ impl Region {
         Ok(Arc::new(Self {
             memory: Memory::File(MappedFile::map(file, bytes)?),
             data_bytes,
-            number: 0,
+            key: 0,
         }))
     }
 
@@ -86,6 +86,6 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        REGIONS.remove(self.number);
+        REGIONS.remove(self.key);
     }
 }

@@ -16,10 +16,11 @@ use super::workspace::Workspace;
 use crate::backends::connect_error::ConnectError;
 use crate::backends::device::calls::{Calls, Captures, Transfers};
 use crate::backends::device::lane::Lane;
-use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::jobs::{Job, LibraryCollective, MessageRounds, Source, Started};
 use crate::backends::kind::{Capabilities, TransportKind};
+use crate::backends::offer::{Offer, keys_at_one_epoch};
 use crate::backends::options::Options;
 use crate::backends::transport::Transport;
 use crate::backends::view::WorkspaceView;
@@ -188,12 +189,13 @@ impl Transport for NcclTransport {
         let drained =
             self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
         let State { calls, setup, generation, .. } = state;
-        let answers = agree(steps, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
+        // No rank reaches this one's memory, so nothing names it.
+        let offer = drained.as_ref().map(|&epoch| Offer { key: 0, epoch }.encode());
+        let answers = agree(steps, &offer, until);
         let epoch = drained?;
-        let epochs = epochs(&answers?);
+        let keys = keys_at_one_epoch(&answers?);
         let made = Workspace::new(&self.device, setup, (self.rank, self.world), size, epoch);
-        let grown =
-            together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
+        let grown = together(steps, until, made.and_then(|made| keys.map(|_| made)))?;
         *generation = Generation::new(grown, &self.watch, epoch, self.deadline);
         calls.go_on_at(epoch);
         deferred::release(&self.device);
@@ -309,20 +311,6 @@ impl Transport for NcclTransport {
     }
 }
 
-/// What ranks say the number of the next call is.
-fn epochs(answers: &[Vec<u8>]) -> Result<Vec<Epoch>, TransportError> {
-    let one = |(rank, answer): (u32, &Vec<u8>)| {
-        let number = <[u8; 4]>::try_from(answer.as_slice())
-            .map(|bytes| Epoch::new(u32::from_le_bytes(bytes)));
-        number.map_err(|_| {
-            let reason =
-                format!("it told the number of the next call in {} bytes, not 4", answer.len());
-            TransportError::PeerFailed { rank: Rank::new(rank), reason }
-        })
-    };
-    (0..).zip(answers).map(one).collect()
-}
-
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let drained = self.drained(&locked(&self.state));
@@ -330,23 +318,5 @@ impl Drop for NcclTransport {
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         deferred::defer(&self.device, (state, Arc::clone(&self.watch)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rank_whose_number_is_none_is_named() {
-        let said = |last: &[u8]| epochs(&[vec![7, 0, 0, 0], last.to_vec()]);
-        assert_eq!(said(&[0, 1, 0, 0]).ok(), Some(vec![Epoch::new(7), Epoch::new(256)]));
-        for garbage in [&[][..], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
-            assert!(
-                matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. })
-                    if rank.get() == 1),
-                "{garbage:?}"
-            );
-        }
     }
 }

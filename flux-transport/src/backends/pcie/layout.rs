@@ -106,5 +106,13 @@ mod tests {
             prop_assert!(layout.bytes().is_some_and(|bytes| bytes >= layout.half(1) + half_bytes));
             prop_assert_eq!(layout.half(1) % WorkspaceSize::ALIGN, 0);
         }
+
+        #[test]
+        fn a_region_holds_both_halves_of_any_size_or_has_none(half_bytes: u64, signals: u32) {
+            let size = WorkspaceSize { half_bytes, signals, counters: 0 };
+            if let Some(bytes) = Layout::new(2, &size).bytes() {
+                prop_assert!(u128::from(bytes) >= 2 * u128::from(half_bytes));
+            }
+        }
     }
 }

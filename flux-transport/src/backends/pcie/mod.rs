@@ -13,10 +13,7 @@
 //! Each rank has a sending and a receiving side stream, both forked where the call starts.
 
 mod carry;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
 mod layout;
-mod offer;
 mod proof;
 mod region;
 mod transport;

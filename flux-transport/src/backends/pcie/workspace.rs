@@ -5,12 +5,12 @@
 //! for both.
 
 use super::layout::Layout;
-use super::offer::Offer;
 use super::region::PinnedRegion;
 use super::words::Words;
 use crate::backends::device::lane::Lane;
 use crate::backends::device::peer_memory::PeerDevices;
-use crate::backends::error::{TransportError, same_epoch};
+use crate::backends::error::TransportError;
+use crate::backends::offer::{Offer, keys_at_one_epoch};
 use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::bootstrap::control::{Collective, agree, together};
 use flux_core::Rank;
@@ -80,36 +80,6 @@ impl Own {
         let (region, file) = PinnedRegion::create(device, Layout::new(world, size), initial)?;
         Ok(Self { data, outbox, pad, control, local, region, file })
     }
-
-    fn offer(&self, size: &WorkspaceSize, epoch: Epoch) -> [u8; Offer::BYTES] {
-        Offer { key: self.region.key(), size: *size, epoch }.encode()
-    }
-}
-
-/// The region's number of each rank, if all have made the same and stand at the same call.
-fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportError> {
-    let mut keys = Vec::with_capacity(offers.len());
-    let mut epochs = Vec::with_capacity(offers.len());
-    for (rank, offer) in (0..).map(Rank::new).zip(offers) {
-        let failed = |reason| TransportError::PeerFailed { rank, reason };
-        let Some(theirs) = Offer::decode(offer) else {
-            return Err(failed(format!(
-                "it offered its memory in {} bytes, not {}",
-                offer.len(),
-                Offer::BYTES
-            )));
-        };
-        if theirs.size != *size {
-            return Err(failed(format!(
-                "it has a workspace of {:?}, not of {size:?}",
-                theirs.size
-            )));
-        }
-        keys.push(theirs.key);
-        epochs.push(theirs.epoch);
-    }
-    same_epoch(&epochs)?;
-    Ok(keys)
 }
 
 impl Drop for Workspace {
@@ -134,10 +104,11 @@ impl Workspace {
     ) -> Result<Self, TransportError> {
         let (rank, world) = (members.rank, members.world());
         let own = Own::new(device, lane, world, &size, epoch);
-        let answers = agree(steps, &own.as_ref().map(|own| own.offer(&size, epoch)), deadline);
+        let offer = own.as_ref().map(|own| Offer { key: own.region.key(), epoch }.encode());
+        let answers = agree(steps, &offer, deadline);
         // an own failure is told as it is, not as others hear of it
         let own = own?;
-        let keys = keys(&size, &answers?);
+        let keys = keys_at_one_epoch(&answers?);
         let alone = (0..world).all(|peer| members.is_local(peer));
         let files =
             if alone { Vec::new() } else { steps.exchange_fds(&[own.file.as_fd()], deadline)? };

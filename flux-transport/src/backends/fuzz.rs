@@ -1,4 +1,4 @@
-//! What a rank reads of its peers' memory in host memory, for any bytes.
+//! What a rank reads of its peers' parts of a workspace, for any bytes.
 
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
@@ -15,6 +15,6 @@ pub fn region(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
-    let offer = Offer { number: 5, epoch: flux_core::signal::Epoch::new(9) };
+    let offer = Offer { key: 5, epoch: flux_core::signal::Epoch::new(9) };
     vec![("region", "offer", offer.encode().to_vec())]
 }
