@@ -6,6 +6,7 @@
 //! host by a [limit](drain).
 
 pub(crate) mod calls;
+pub(crate) mod control_block;
 pub(crate) mod drain;
 pub(crate) mod fault_block;
 pub(crate) mod lane;

@@ -200,9 +200,8 @@ impl Transport for Mixed {
         until: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let drained = self
-            .drained(state)
-            .and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
+        let drained =
+            self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
         let State { lanes, calls, setup, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;

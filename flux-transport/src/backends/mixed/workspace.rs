@@ -11,7 +11,7 @@ use crate::backends::view::WorkspaceView;
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
-use flux_cuda::{CudaDevice, CudaError};
+use flux_cuda::CudaError;
 
 /// A generation in use.
 #[derive(Debug)]
@@ -58,8 +58,8 @@ impl Workspace {
     }
 
     /// The epoch of the next call, read from the device, which must be idle.
-    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
-        self.node_peers.read_epoch(device)
+    pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
+        self.node_peers.read_epoch()
     }
 }
 

@@ -5,13 +5,14 @@
 use super::generation::Outgoing;
 use super::outbox::{Outbox, Storing};
 use super::rounds::Memory;
+use crate::backends::device::control_block::{ControlBlock, clear_pad};
 use crate::backends::error::TransportError;
 use crate::backends::held::HeldBytes;
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{WorkspaceSize, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};
-use flux_cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
+use flux_cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, host_size};
 
 /// Memory of this rank's device.
 #[derive(Debug)]
@@ -21,10 +22,9 @@ pub(super) struct Workspace {
     world: WorldSize,
     data: DeviceBlock,
     pad: DeviceBlock,
-    control: DeviceBlock,
+    control: ControlBlock,
     /// What is on its way to the peers.
     outbox: Outbox,
-    device: CudaDevice,
 }
 
 impl Workspace {
@@ -45,32 +45,13 @@ impl Workspace {
             world,
             data: block(data_bytes)?,
             pad: block(pad_bytes(size.signals))?,
-            control: block(control::bytes(size.counters))?,
+            control: ControlBlock::new(device, stream.raw(), size.counters, epoch)?,
             outbox: Outbox::new(device, stream, (rank, Nodes::apart(world)), size, epoch)?,
-            device: device.clone(),
         };
-        let before = epoch.before(1).get();
-        for (block, value) in [(&this.pad, before), (&this.control, 0)] {
-            this.fill(block.address(), value, block.bytes() / 4, stream)?;
-        }
-        this.fill(this.control.address() + control::EPOCH, epoch.get(), 1, stream)?;
-        this.fill(this.control.address() + control::PUSHED, before, 1, stream)?;
-        this.fill(this.pad.address(), 0, host_size(BROKEN_BYTES / 4), stream)?;
+        // SAFETY: the pad is this generation's, which lives past the synchronisation below.
+        unsafe { clear_pad(device, stream.raw(), this.pad.address(), size.signals, epoch) }?;
         stream.synchronize()?;
         Ok(this)
-    }
-
-    fn fill(
-        &self,
-        at: u64,
-        value: u32,
-        words: usize,
-        stream: &SideStream,
-    ) -> Result<(), CudaError> {
-        let _current = self.device.enter()?;
-        // SAFETY: the callers' ranges lie in blocks of this generation, which lives past the
-        // synchronisation of the stream.
-        unsafe { fill_words(&self.device, at, value, words, stream.raw()) }
     }
 
     pub(super) const fn size(&self) -> WorkspaceSize {
@@ -79,10 +60,9 @@ impl Workspace {
 
     /// What it holds in all.
     pub(super) fn held(&self) -> HeldBytes {
-        let Self { data, pad, control, outbox, .. } = self;
-        let own: u64 = [data, pad, control].map(|block| block.bytes() as u64).iter().sum();
-        let outbox = outbox.held();
-        HeldBytes { device: own + outbox.device, ..outbox }
+        let own = self.data.bytes() + self.pad.bytes() + self.control.bytes();
+        let outbox = self.outbox.held();
+        HeldBytes { device: own as u64 + outbox.device, ..outbox }
     }
 
     /// The own memory, for what messages bring and take.
@@ -99,10 +79,7 @@ impl Workspace {
 
     /// The epoch of the next call, read from the device, which must be idle.
     pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
-        let mut word = [0; 4];
-        // SAFETY: the epoch is a word of the control block.
-        unsafe { read(&self.device, &mut word, self.control.address() + control::EPOCH) }?;
-        Ok(Epoch::new(u32::from_le_bytes(word)))
+        self.control.read_epoch()
     }
 }
 

@@ -164,7 +164,7 @@ impl Transport for NvLink {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
+        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch()?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let request = Request { size, epoch, captured: state.calls.any_captured() };

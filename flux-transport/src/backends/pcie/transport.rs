@@ -150,7 +150,7 @@ impl Transport for Pcie {
         deadline: Instant,
     ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
+        let drained = self.drained().and_then(|()| Ok(state.current.read_epoch()?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
         let (device, out) = (&self.device, &state.out);

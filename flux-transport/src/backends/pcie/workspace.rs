@@ -7,6 +7,7 @@
 use super::layout::Layout;
 use super::region::PinnedRegion;
 use super::words::Words;
+use crate::backends::device::control_block::{ControlBlock, clear_pad};
 use crate::backends::device::lane::Lane;
 use crate::backends::device::peer_memory::PeerDevices;
 use crate::backends::error::TransportError;
@@ -14,10 +15,10 @@ use crate::backends::offer::{Offer, keys_at_one_epoch};
 use crate::backends::view::{WorkspaceView, checked_bytes};
 use crate::bootstrap::control::{Collective, agree, together};
 use flux_core::Rank;
-use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
+use flux_core::layout::{WorkspaceSize, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_cuda::{
-    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, keep, read,
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, keep,
 };
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub(super) struct Workspace {
     data: DeviceBlock,
     outbox: DeviceBlock,
     pad: DeviceBlock,
-    control: DeviceBlock,
+    control: ControlBlock,
     words: Arc<Words>,
     /// The regions for the device, by rank.
     regions: Vec<u64>,
@@ -41,7 +42,7 @@ struct Own {
     data: DeviceBlock,
     outbox: DeviceBlock,
     pad: DeviceBlock,
-    control: DeviceBlock,
+    control: ControlBlock,
     local: PinnedBlock,
     region: Arc<PinnedRegion>,
     file: OwnedFd,
@@ -60,20 +61,9 @@ impl Own {
         // an empty workspace still has addresses
         let block = |bytes: u64| DeviceBlock::new(device, host_size(bytes.max(4)));
         let (data, outbox, pad) = (block(bytes)?, block(bytes)?, block(pad_bytes(size.signals))?);
-        let control_bytes = control::bytes(size.counters);
-        let control = block(control_bytes)?;
-        let _current = device.enter()?;
-        let words = [
-            (pad.address(), 0, BROKEN_BYTES / 4),
-            (pad.address() + BROKEN_BYTES, initial, (pad_bytes(size.signals) - BROKEN_BYTES) / 4),
-            (control.address(), 0, control_bytes / 4),
-            (control.address() + control::EPOCH, epoch.get(), 1),
-            (control.address() + control::PUSHED, initial, 1),
-        ];
-        for (address, value, count) in words {
-            // SAFETY: the blocks have these sizes and live past the synchronisation below.
-            unsafe { fill_words(device, address, value, host_size(count), lane.raw()) }?;
-        }
+        let control = ControlBlock::new(device, lane.raw(), size.counters, epoch)?;
+        // SAFETY: the pad has this size and lives past the synchronisation below.
+        unsafe { clear_pad(device, lane.raw(), pad.address(), size.signals, epoch) }?;
         lane.synchronize()?;
         let local =
             PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
@@ -220,11 +210,8 @@ impl Workspace {
     }
 
     /// The epoch of the next call, read from the device, which must be idle.
-    pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
-        let mut word = [0; 4];
-        // SAFETY: the epoch is a word of the control block.
-        unsafe { read(device, &mut word, self.control.address() + control::EPOCH) }?;
-        Ok(Epoch::new(u32::from_le_bytes(word)))
+    pub(super) fn read_epoch(&self) -> Result<Epoch, CudaError> {
+        self.control.read_epoch()
     }
 }
 

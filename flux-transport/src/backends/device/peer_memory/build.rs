@@ -7,7 +7,7 @@ use super::error::PeerMemoryError;
 use super::offer::Offer;
 use super::proof;
 use super::shared::Peer;
-use super::workspace::{Candidate, Workspace, clear_pad};
+use super::workspace::{Candidate, Workspace};
 use crate::backends::device::lane::Lane;
 use crate::bootstrap::control::{Collective, agree, together};
 use flux_core::layout::WorkspaceSize;
@@ -146,8 +146,7 @@ fn prove(
     if let Some(&proof::Missing { peer, expected, seen }) = missing.first() {
         return Err(PeerMemoryError::NotProven { rank, peer, expected, seen });
     }
-    let pad = workspace.pads()[rank as usize];
-    Ok(clear_pad(device, lane, pad, workspace.size(), epoch)?)
+    Ok(workspace.clear_pad(device, lane, rank, epoch)?)
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@
 
 use super::offer::Offer;
 use super::shared::{Peer, Shared};
+use crate::backends::device::control_block::{ControlBlock, clear_pad};
 use crate::backends::device::lane::Lane;
 use crate::backends::view::{WorkspaceView, checked_bytes};
-use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
+use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, DeviceBlock, Handles, fill_words, host_size, read};
+use flux_cuda::{CudaDevice, CudaError, Handles};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Candidate {
     shared: Arc<Shared>,
-    control: DeviceBlock,
+    control: ControlBlock,
     size: WorkspaceSize,
     epoch: Epoch,
 }
@@ -27,7 +28,7 @@ pub(crate) struct Workspace {
     size: WorkspaceSize,
     data: Vec<u64>,
     pads: Vec<u64>,
-    control: DeviceBlock,
+    control: ControlBlock,
     // What the addresses point into, by rank.
     memory: Vec<Option<Peer>>,
 }
@@ -51,32 +52,12 @@ impl Candidate {
         };
         let (_, bytes) = checked_bytes(&size).map_err(|_| too_large())?;
         let shared = Shared::new(device, bytes, handles, ordinals)?;
-        let control_bytes = control::bytes(size.counters);
-        let control = DeviceBlock::new(device, host_size(control_bytes))?;
-        let candidate = Self { shared, control, size, epoch };
-        candidate.clear_pad(device, lane)?;
-        let at = candidate.control.address();
-        let _current = device.enter()?;
-        let words = host_size(control_bytes / 4);
-        // SAFETY: the control block is `control_bytes` long, a multiple of 4, and lives past the
-        // synchronisation below.
-        unsafe { fill_words(device, at, 0, words, lane.raw()) }?;
-        for (offset, value) in [(control::EPOCH, epoch), (control::PUSHED, epoch.before(1))] {
-            // SAFETY: both words are inside the block.
-            unsafe { fill_words(device, at + offset, value.get(), 1, lane.raw()) }?;
-        }
+        let control = ControlBlock::new(device, lane.raw(), size.counters, epoch)?;
+        let pad = shared.address() + size.data_bytes();
+        // SAFETY: the pad lies behind the data region of an allocation made for both.
+        unsafe { clear_pad(device, lane.raw(), pad, size.signals, epoch) }?;
         lane.synchronize()?;
-        Ok(candidate)
-    }
-
-    fn clear_pad(&self, device: &CudaDevice, lane: &Lane) -> Result<(), CudaError> {
-        clear_pad(
-            device,
-            lane,
-            self.shared.address() + self.size.data_bytes(),
-            &self.size,
-            self.epoch,
-        )
+        Ok(Self { shared, control, size, epoch })
     }
 
     pub(super) fn offer(&self, captured: bool) -> Offer {
@@ -107,24 +88,6 @@ impl Candidate {
         let pads = memory.iter().map(|peer| address(peer, self.size.data_bytes())).collect();
         Workspace { size: self.size, data, pads, control: self.control, memory }
     }
-}
-
-/// Sets every word of a pad to its value before the first call, `epoch`, and waits for that.
-pub(super) fn clear_pad(
-    device: &CudaDevice,
-    lane: &Lane,
-    pad: u64,
-    size: &WorkspaceSize,
-    epoch: Epoch,
-) -> Result<(), CudaError> {
-    let _current = device.enter()?;
-    let signals = host_size((pad_bytes(size.signals) - BROKEN_BYTES) / 4);
-    // SAFETY: the pad lies behind the data region of an allocation made for both (`checked_bytes`).
-    unsafe {
-        fill_words(device, pad, 0, host_size(BROKEN_BYTES / 4), lane.raw())?;
-        fill_words(device, pad + BROKEN_BYTES, epoch.before(1).get(), signals, lane.raw())?;
-    }
-    lane.synchronize()
 }
 
 impl Drop for Workspace {
@@ -169,10 +132,22 @@ impl Workspace {
     }
 
     /// The epoch of the next call, read from the device, which must be idle.
-    pub(crate) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
-        let mut word = [0; 4];
-        // SAFETY: the epoch is a word of the control block.
-        unsafe { read(device, &mut word, self.control() + control::EPOCH) }?;
-        Ok(Epoch::new(u32::from_le_bytes(word)))
+    pub(crate) fn read_epoch(&self) -> Result<Epoch, CudaError> {
+        self.control.read_epoch()
+    }
+
+    /// Sets every word of this rank's pad to its value before call `epoch`, and waits for that.
+    pub(super) fn clear_pad(
+        &self,
+        device: &CudaDevice,
+        lane: &Lane,
+        rank: u32,
+        epoch: Epoch,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the pad lies behind the data region of an allocation made for both.
+        unsafe {
+            clear_pad(device, lane.raw(), self.pads[rank as usize], self.size.signals, epoch)
+        }?;
+        lane.synchronize()
     }
 }
