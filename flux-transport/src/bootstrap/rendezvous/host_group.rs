@@ -11,15 +11,16 @@ use rustix::io::Errno;
 
 use super::directory::{NamedSocket, open_private, socket_path};
 use super::gather::{self, Member, RankGroup};
-use super::hello::{GIVING_UP, Hello, Reply};
+use super::hello::Hello;
 use super::listener::Listener;
-use super::roster::{MAX_PAYLOAD, MAX_ROSTER};
+use super::roster::MAX_PAYLOAD;
+use super::verdict::await_verdict;
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::environment::HostPlace;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
-use crate::bootstrap::socket::{self, Received};
+use crate::bootstrap::socket;
 use crate::bootstrap::unblock::pause_for;
 
 /// One rank of a group that shares a host.
@@ -146,44 +147,6 @@ impl HostGroup {
                 ));
             }
         }
-        let mut buffer = vec![0; MAX_ROSTER];
-        loop {
-            let received = link.await_message(&mut buffer, deadline);
-            if matches!(received, Ok(Received::Nothing) | Err(Errno::CANCELED)) {
-                // Tells all ranks now who is missing, if the leader still lives.
-                let _ = link.send(&[&GIVING_UP], &[], deadline);
-            }
-            let received =
-                received.map_err(BootstrapError::io("listening to the first rank of this host"))?;
-            let mut message = match received {
-                Received::Message(message) => message,
-                Received::Nothing | Received::End => return Ok(None),
-                Received::Oversized => {
-                    return Err(BootstrapError::Protocol(
-                        "an answer of the leader is too long".to_owned(),
-                    ));
-                }
-            };
-            if message.cut {
-                return Err(BootstrapError::io(
-                    "taking connections from the first rank of this host",
-                )(Errno::MFILE));
-            }
-            let none = message.descriptors.is_empty();
-            match Reply::decode(&buffer[..message.length]) {
-                Some(Reply::Waiting { missing: now }) if none => *missing = now,
-                Some(Reply::Refused(refusal)) if none => {
-                    return Err(refusal.into_error(self.rank, self.world));
-                }
-                reply => {
-                    let (bytes, count) = (&buffer[..message.length], message.descriptors.len());
-                    return taken(bytes, &mut message.descriptors).map(Some).ok_or_else(|| {
-                        BootstrapError::Protocol(format!(
-                            "the leader answered {reply:?} with {count} descriptors"
-                        ))
-                    });
-                }
-            }
-        }
+        await_verdict(&link, (self.rank, self.world), deadline, missing, taken)
     }
 }

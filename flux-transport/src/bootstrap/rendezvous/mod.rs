@@ -13,6 +13,7 @@ pub(super) mod roster;
 mod tcp;
 mod threads;
 mod unix;
+mod verdict;
 
 pub(super) use self::gather::{Member, dismiss};
 pub(super) use self::host_group::HostGroup;

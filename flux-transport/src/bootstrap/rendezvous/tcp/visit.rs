@@ -13,10 +13,9 @@ use crate::bootstrap::connection::Connection;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
 use crate::bootstrap::rendezvous::auth::{self, Miss};
-use crate::bootstrap::rendezvous::hello::{GIVING_UP, Reply};
 use crate::bootstrap::rendezvous::listener::PATIENCE;
-use crate::bootstrap::rendezvous::roster::{MAX_ROSTER, Roster};
-use crate::bootstrap::socket::Received;
+use crate::bootstrap::rendezvous::roster::Roster;
+use crate::bootstrap::rendezvous::verdict::await_verdict;
 use crate::bootstrap::unblock::pause_for;
 use crate::bootstrap::{resolve, tcp};
 
@@ -67,8 +66,12 @@ impl TcpRendezvous {
                         // This is rank 0: who held its place before has gone.
                         (held, denied, other_launch) = (Held::default(), None, false);
                         last = None;
-                        if let Some(given) = self.await_roster(&link, deadline, &mut missing)? {
-                            return Ok(given);
+                        let roster = |bytes: &[u8], _: &mut _| Roster::decode(bytes, self.world);
+                        let own = (self.rank, self.world);
+                        if let Some(Roster { payloads }) =
+                            await_verdict(&link, own, deadline, &mut missing, roster)?
+                        {
+                            return Ok(payloads);
                         }
                     }
                     Err(Miss::Denied) => denied = denied.or(Some(place)),
@@ -132,43 +135,5 @@ impl TcpRendezvous {
         let body = [&self.hello().encode(), payload].concat();
         auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
         Ok(link)
-    }
-
-    /// Waits for rank 0's roster; `None` if the connection ended without a verdict.
-    fn await_roster(
-        &self,
-        link: &Connection,
-        deadline: Instant,
-        missing: &mut u64,
-    ) -> Result<Option<Vec<Vec<u8>>>, BootstrapError> {
-        let mut buffer = vec![0; MAX_ROSTER];
-        loop {
-            let received = link.await_message(&mut buffer, deadline);
-            if matches!(received, Ok(Received::Nothing) | Err(Errno::CANCELED)) {
-                // Tells all ranks now who is missing, if rank 0 still lives.
-                let _ = link.send(&[&GIVING_UP], &[], deadline);
-            }
-            let message = match received.map_err(BootstrapError::io("listening to rank 0"))? {
-                Received::Message(message) => &buffer[..message.length],
-                Received::Nothing | Received::End => return Ok(None),
-                Received::Oversized => {
-                    return Err(BootstrapError::Protocol(
-                        "an answer of rank 0 is too long".to_owned(),
-                    ));
-                }
-            };
-            if let Some(roster) = Roster::decode(message, self.world) {
-                return Ok(Some(roster.payloads));
-            }
-            match Reply::decode(message) {
-                Some(Reply::Waiting { missing: now }) => *missing = now,
-                Some(Reply::Refused(refusal)) => {
-                    return Err(refusal.into_error(self.rank, self.world));
-                }
-                reply => {
-                    return Err(BootstrapError::Protocol(format!("rank 0 answered {reply:?}")));
-                }
-            }
-        }
     }
 }
