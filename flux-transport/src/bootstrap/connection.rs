@@ -4,8 +4,9 @@
 //! connection. Nothing beyond the current message is read, so a poll reports every message not yet
 //! taken.
 
+use crate::sync::locked;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -158,7 +159,7 @@ impl FrameStream {
     }
 
     fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
-        let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coming = locked(&self.coming);
         let Coming { length, known, body } = &mut *coming;
         loop {
             let mut piece = [0; PIECE];

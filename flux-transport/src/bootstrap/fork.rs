@@ -4,9 +4,10 @@
 //! is replaced by the null device under the same number. So the child neither sends nor receives,
 //! and the rank's end shows at its peers while the child runs.
 
+use crate::sync::locked;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
 /// Descriptors of this process's connections; -1 is free. Read in a child without any lock, so the
 /// list is fixed: each of a hundred worlds of a process may have ten.
@@ -31,7 +32,7 @@ impl NotForked {
             }
         });
         let socket = socket.as_raw_fd();
-        let _one = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = locked(&REGISTERING);
         let free = CONNECTED.iter().find(|place| place.load(Ordering::Relaxed) == FREE);
         if let Some(place) = free {
             place.store(socket, Ordering::Release);

@@ -12,6 +12,7 @@ use super::turn::{Turn, Turns};
 use crate::backends::Transport;
 use crate::bootstrap::control::{Step, agree, agree_at};
 use crate::reason;
+use crate::sync::locked;
 use crate::{
     Capabilities, ControlError, Device, HeldBytes, Options, TransportError, TransportKind,
     WorkspaceView, World,
@@ -23,7 +24,7 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
@@ -143,7 +144,7 @@ impl Communicator {
 
     /// Which transport was chosen and why, in words; then a line for each [`note`](Self::note).
     pub fn explain(&self) -> String {
-        let notes = self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let notes = locked(&self.inner.notes);
         notes.iter().fold(self.inner.explanation.clone(), |text, (name, words)| {
             format!("{text}\n{name}: {words}")
         })
@@ -152,7 +153,7 @@ impl Communicator {
     /// Adds a line to [`explain`](Self::explain), in place of one with the same name.
     #[doc(hidden)]
     pub fn note(&self, name: &'static str, words: String) {
-        self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner).insert(name, words);
+        locked(&self.inner.notes).insert(name, words);
     }
 
     /// How long a wait for a peer may take.

@@ -11,6 +11,7 @@ use super::mapping::Mapping;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::{RowTransfers, place_offset};
 use crate::reason;
+use crate::sync::locked;
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};
@@ -66,7 +67,7 @@ enum State {
 
 impl Desk {
     fn lock(&self) -> MutexGuard<'_, Job> {
-        self.job.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.job)
     }
 
     fn wait_while<'g>(&self, job: MutexGuard<'g, Job>, state: State) -> MutexGuard<'g, Job> {

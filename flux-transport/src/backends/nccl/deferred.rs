@@ -10,12 +10,13 @@
 //! once, as what has not ended by then waits for a peer. So does the end of the process: libraries
 //! that end with it take from those threads what they use.
 
+use crate::sync::locked;
 use flux_cuda::{CudaDevice, done_by};
 use std::any::Any;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -140,7 +141,7 @@ static PENDING: Mutex<Pending> = Mutex::new(Pending { ending: Vec::new(), deferr
 
 fn pending() -> MutexGuard<'static, Pending> {
     // Whole after every line below.
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(&PENDING)
 }
 
 type Things = Box<dyn Any + Send>;

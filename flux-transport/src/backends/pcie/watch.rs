@@ -8,9 +8,10 @@ use super::words::Words;
 use crate::backends::device::fault_block::FaultBlock;
 use crate::backends::error::TransportError;
 use crate::reason;
+use crate::sync::locked;
 use flux_core::layout::{FaultRecord, fault};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -66,7 +67,7 @@ pub(super) struct Watch {
 impl Shared {
     fn words(&self) -> MutexGuard<'_, Arc<Words>> {
         // One pointer, replaced as a whole.
-        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.words)
     }
 
     fn reason(&self) -> u32 {

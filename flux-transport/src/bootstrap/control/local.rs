@@ -11,12 +11,12 @@ use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, mask_of, ranks_of};
 use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
-use crate::sync::locked;
+use crate::sync::{locked, wait_timeout};
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use state::{Content, NewEnd, Post, PostSlot, Presence, ThreadGroup};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 #[derive(Debug)]
@@ -84,12 +84,7 @@ impl LocalControl {
                 return Err(ControlError::Timeout { step: doing, missing });
             }
             self.steps().awaits(missing);
-            state = self
-                .shared
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = wait_timeout(&self.shared.changed, state, left);
         }
         let PostSlot { posts, taken } = &mut state.slots[slot];
         let all: Vec<Content> = posts.iter().flatten().map(|post| post.content.clone()).collect();

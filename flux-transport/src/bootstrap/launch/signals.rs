@@ -3,9 +3,10 @@
 //! Invariant: ending signals are caught while a launch runs or a caller asks for it, and have their
 //! default effect otherwise.
 
+use crate::sync::locked;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::Signal;
 use signal_hook::SigId;
@@ -82,7 +83,7 @@ impl Signals {
     /// The system's.
     pub fn catch() -> io::Result<Self> {
         hear_of_children()?;
-        let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut catching = locked(&CATCHING);
         let catching = match &mut *catching {
             Some(catching) => catching,
             none => none.insert(Catching::first()?),
@@ -108,7 +109,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        let mut catching = CATCHING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut catching = locked(&CATCHING);
         if let Some(Catching { launches, idle, .. }) = catching.as_mut() {
             *launches -= 1;
             idle.store(*launches == 0, Ordering::SeqCst);

@@ -4,11 +4,11 @@ use super::Rendezvous;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::unblock::{LOOK, cancelled, on_own_thread};
-use crate::sync::locked;
+use crate::sync::{locked, wait_timeout};
 use async_trait::async_trait;
 use flux_core::{Rank, WorldSize};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 /// One rank's end of a [`Rendezvous`] of threads, which may be ranks of several worlds.
@@ -75,11 +75,7 @@ impl ThreadRendezvous {
                     sought: None,
                 });
             }
-            payloads = given
-                .changed
-                .wait_timeout(payloads, left.min(LOOK))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            payloads = wait_timeout(&given.changed, payloads, left.min(LOOK));
         }
     }
 }

@@ -6,9 +6,8 @@
 use super::state::{NewEnd, ThreadGroup};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
-use crate::sync::locked;
+use crate::sync::{locked, wait_timeout};
 use flux_core::{Rank, WorldSize};
-use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
@@ -46,11 +45,7 @@ pub(super) fn meet(
                 };
             }
             _ => {
-                state = shared
-                    .changed
-                    .wait_timeout(state, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                state = wait_timeout(&shared.changed, state, left);
             }
         }
     };

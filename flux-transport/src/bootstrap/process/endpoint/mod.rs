@@ -11,12 +11,13 @@ use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::{Steps, Watcher};
 use crate::bootstrap::fork::NotForked;
 use crate::bootstrap::socket;
+use crate::sync::{locked, wait_timeout};
 use flux_core::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long notices that are being handled are waited for.
@@ -123,7 +124,7 @@ impl Endpoint {
 
     /// No code under this lock can panic, so a poisoned lock guards whole data.
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.inbox)
     }
 
     pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Connection)> {
@@ -184,9 +185,7 @@ impl Endpoint {
     ) -> Option<MutexGuard<'s, Inbox>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            return Some(
-                self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0,
-            );
+            return Some(wait_timeout(&self.changed, inbox, left));
         }
         drop(inbox);
         if std::mem::replace(looked, true) {
@@ -213,8 +212,7 @@ impl Endpoint {
                 return settled;
             }
             let look = left.min(Duration::from_millis(1));
-            inbox =
-                self.changed.wait_timeout(inbox, look).unwrap_or_else(PoisonError::into_inner).0;
+            inbox = wait_timeout(&self.changed, inbox, look);
         }
     }
 
