@@ -7,11 +7,12 @@ use super::failure::Said;
 use super::flight::Flight;
 use super::health::Health;
 use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
-use std::sync::{Arc, PoisonError, RwLock};
+use crate::sync::Listening;
+use std::sync::Arc;
 
 /// Tells a communicator's health of every notice, and says what the rank does in it.
 pub(super) struct NoticeListener {
-    health: Arc<RwLock<Option<Arc<Health>>>>,
+    listening: Arc<Listening<Health>>,
     _answerer: Arc<Answerer>,
     _watcher: Arc<Watcher>,
 }
@@ -23,34 +24,35 @@ impl NoticeListener {
         flight: &Arc<Flight>,
         control: &dyn ControlPlane,
     ) -> Self {
-        let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
+        let listening = Listening::new(health);
         let answerer: Arc<Answerer> = {
             let (listening, flight) = (Arc::clone(&listening), Arc::clone(flight));
             Arc::new(move |asked| {
-                let health = listening.read().unwrap_or_else(PoisonError::into_inner);
-                let health = health.as_ref().filter(|_| asked == number)?;
-                let (record, paused_in) = (health.record_to_tell(), health.transport().paused_in());
-                Some(Said { record, paused_in, calls: flight.last() }.encode())
+                if asked != number {
+                    return None;
+                }
+                listening.call(|health| {
+                    let record = health.record_to_tell();
+                    let paused_in = health.transport().paused_in();
+                    Said { record, paused_in, calls: flight.last() }.encode()
+                })
             })
         };
         control.answer_with(Arc::downgrade(&answerer));
         let watcher: Arc<Watcher> = {
             let listening = Arc::clone(&listening);
             Arc::new(move |notice: Notice| {
-                if let Some(health) = &*listening.read().unwrap_or_else(PoisonError::into_inner) {
-                    health.notice(notice);
-                }
+                let _ = listening.call(|health| health.notice(notice));
             })
         };
         control.watch(Arc::downgrade(&watcher));
-        Self { health: listening, _answerer: answerer, _watcher: watcher }
+        Self { listening, _answerer: answerer, _watcher: watcher }
     }
 }
 
 impl Drop for NoticeListener {
     fn drop(&mut self) {
-        // Waits for notices that are being heard, which do not block.
-        *self.health.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.listening.close();
     }
 }
 

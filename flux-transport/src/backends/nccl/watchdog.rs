@@ -21,12 +21,13 @@ use crate::backends::connect_error::ConnectError;
 use crate::backends::device::calls::OpHash;
 use crate::bootstrap::control::{Notice, Watcher};
 use crate::bootstrap::world::World;
+use crate::sync::Listening;
 use flux_cuda::done_by;
 use std::convert::Infallible;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SendError, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -53,9 +54,9 @@ pub(crate) struct Watchdog {
     listener: PeerListener,
 }
 
-/// Hears what peers tell, until it is dropped: then no thread that brings notices is in the watch.
+/// Hears what peers tell, until it is closed.
 struct PeerListener {
-    watch: Arc<RwLock<Option<Arc<CallWatch>>>>,
+    listening: Arc<Listening<CallWatch>>,
     _watcher: Arc<Watcher>,
 }
 
@@ -67,14 +68,11 @@ impl fmt::Debug for PeerListener {
 
 impl PeerListener {
     fn new(watch: &Arc<CallWatch>, world: &World) -> Self {
-        let number = world.communicator();
-        let listening = Arc::new(RwLock::new(Some(Arc::clone(watch))));
+        let (number, listening) = (world.communicator(), Listening::new(watch));
         let watcher: Arc<Watcher> = {
             let listening = Arc::clone(&listening);
             Arc::new(move |notice| {
-                let watch = listening.read().unwrap_or_else(PoisonError::into_inner);
-                let Some(watch) = watch.as_ref() else { return };
-                match notice {
+                let _ = listening.call(|watch| match notice {
                     Notice::Told { by, communicator, words } if communicator == number => {
                         watch.peers.hear(by, words, |epoch| watch.failure_up_to(epoch));
                     }
@@ -82,22 +80,11 @@ impl PeerListener {
                         watch.told.store(true, Ordering::Release);
                     }
                     _ => {}
-                }
+                });
             })
         };
         world.control().watch(Arc::downgrade(&watcher));
-        Self { watch: listening, _watcher: watcher }
-    }
-
-    /// Waits for what is being heard, which does not block; nothing is heard from then on.
-    fn close(&self) {
-        *self.watch.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-impl Drop for PeerListener {
-    fn drop(&mut self) {
-        self.close();
+        Self { listening, _watcher: watcher }
     }
 }
 
@@ -231,7 +218,8 @@ impl Watchdog {
 
     /// Ends the thread. What is on the side stream then is on its own.
     fn end(&mut self) {
-        self.listener.close();
+        // From then on no thread that brings notices is in the watch.
+        self.listener.listening.close();
         self.watch.stop.store(true, Ordering::Release);
         self.wake();
         if self.thread.take().is_some_and(|thread| !ended(thread)) {
