@@ -8,6 +8,7 @@ use super::staging::RowCopy;
 use super::{CudaDevice, CudaError};
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::AtomicU32;
 
 /// Plain device memory, private to its device.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ pub struct PinnedBlock {
 // SAFETY: the block is plain memory; whoever reads or writes it through `host` answers for the
 // accesses.
 unsafe impl Send for PinnedBlock {}
-// SAFETY: shared references hand out its address alone, and no access to its bytes.
+// SAFETY: shared references hand out its address, and words that are accessed as a whole.
 unsafe impl Sync for PinnedBlock {}
 
 const PORTABLE_MAPPED: u32 = 1 | 2;
@@ -101,6 +102,20 @@ impl PinnedBlock {
         };
         driver.check("cuMemHostGetDevicePointer", code)?;
         Ok(block)
+    }
+
+    /// The word at `offset`, in bytes.
+    ///
+    /// # Panics
+    /// If it is no word of the block.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(
+            offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.bytes),
+            "{offset} is no offset of a word"
+        );
+        // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as `self`.
+        // Who accesses a word in another way, through `host`, answers for that.
+        unsafe { AtomicU32::from_ptr(self.host.as_ptr().byte_add(offset).cast()) }
     }
 
     /// The host address, aligned to a page.

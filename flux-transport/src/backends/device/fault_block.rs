@@ -5,6 +5,7 @@
 use flux_core::layout::{ABORT_OFFSET, CLOSED_OFFSET, FAULT_BYTES, FaultRecord};
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Pinned host memory, mapped for the device.
@@ -24,14 +25,11 @@ impl FaultBlock {
 
     /// The record, once a wait has failed.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
-        let record = self.block.host().cast::<FaultRecord>();
-        // SAFETY: the block is `FAULT_BYTES` long, page-aligned and lives as long as `self`; the
-        // device stores its first word, `state`, with release order after the rest.
-        let state =
-            unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
+        // The device stores it with release order after the rest.
+        let state = self.block.word(offset_of!(FaultRecord, state)).load(Ordering::Acquire);
         // SAFETY: the block is long enough for a record; this one is plain words, complete and
         // never written again once `state` is not zero.
-        (state != 0).then(|| unsafe { record.read_volatile() })
+        (state != 0).then(|| unsafe { self.block.host().cast::<FaultRecord>().read_volatile() })
     }
 
     /// Ends all waits of this rank's device. `reason` is not zero; the first stays.
@@ -65,9 +63,6 @@ impl FaultBlock {
     }
 
     fn word(&self, offset: u64) -> &AtomicU32 {
-        assert!(offset + 4 <= FAULT_BYTES, "{offset} is no offset of a word");
-        // SAFETY: in bounds and aligned, as the block begins at a page and offsets are of lines; it
-        // lives as long as `self`, and the host and the device access whole words.
-        unsafe { AtomicU32::from_ptr(self.block.host().byte_add(host_size(offset)).cast()) }
+        self.block.word(host_size(offset))
     }
 }

@@ -5,7 +5,7 @@
 //! another thread may wait there for the device, and so for the wait that is to be released.
 
 use flux_cuda::{CudaDevice, CudaError, PinnedBlock};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Words that the device raises, and the host in its place.
 #[derive(Debug)]
@@ -48,11 +48,8 @@ impl Flags {
 
     /// Sets all to `value`.
     pub(super) fn set(&self, value: u32) {
-        for at in 0..self.block.bytes() / size_of::<u32>() {
-            // SAFETY: in bounds and aligned, as the block begins at a page; it lives as long as
-            // `self`, and is only accessed by whole words.
-            let word = unsafe { AtomicU32::from_ptr(self.block.host().cast::<u32>().add(at)) };
-            word.store(value, Ordering::Release);
+        for offset in (0..self.block.bytes()).step_by(size_of::<u32>()) {
+            self.block.word(offset).store(value, Ordering::Release);
         }
     }
 }

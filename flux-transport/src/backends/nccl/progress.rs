@@ -8,7 +8,7 @@
 use flux_core::signal::Epoch;
 use flux_cuda::{CudaDevice, CudaError, PinnedBlock, WordOp};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Deadlines that one step may take: that of the kernel's wait for it, and as long for what the
@@ -89,7 +89,7 @@ impl ProgressWord {
     pub(super) fn new(device: &CudaDevice, epoch: Epoch) -> Result<Self, CudaError> {
         let this = Self(PinnedBlock::new(device, size_of::<u32>())?);
         let ended = Progress::new(epoch.before(1), Step::Ended);
-        this.atomic().store(ended.0, Ordering::Relaxed);
+        this.0.word(0).store(ended.0, Ordering::Relaxed);
         Ok(this)
     }
 
@@ -100,13 +100,7 @@ impl ProgressWord {
 
     /// Where the side streams stand.
     pub(super) fn read(&self) -> Progress {
-        Progress(self.atomic().load(Ordering::Acquire))
-    }
-
-    fn atomic(&self) -> &AtomicU32 {
-        // SAFETY: the block is a page or more, and lives as long as `self`; the device writes whole
-        // words.
-        unsafe { AtomicU32::from_ptr(self.0.host().cast()) }
+        Progress(self.0.word(0).load(Ordering::Acquire))
     }
 }
 

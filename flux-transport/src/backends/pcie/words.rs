@@ -68,10 +68,7 @@ impl Words {
     }
 
     fn local_word(&self, offset: u64) -> &AtomicU32 {
-        assert!(host_size(offset) < self.local.bytes(), "{offset} is no offset of a word");
-        // SAFETY: in bounds, aligned, there as long as `self`; these bytes are accessed by whole
-        // words.
-        unsafe { AtomicU32::from_ptr(self.local.host().byte_add(host_size(offset)).cast()) }
+        self.local.word(host_size(offset))
     }
 
     pub(super) fn regions(&self) -> &[Arc<PinnedRegion>] {
