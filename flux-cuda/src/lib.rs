@@ -33,7 +33,7 @@ pub use stream::{Event, SideStream, is_capturing};
 pub use memory::{
     copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async,
 };
-pub use patience::{done_by, keep, look, usable};
+pub use patience::{done_by, is_by, keep, look, usable};
 pub use staging::{
     Registration, RowCopy, Rows, WordOp, copy_in_async, copy_out_async, words_async,
 };

@@ -4,6 +4,7 @@
 //! is any pinned memory, whose freeing waits for all devices.
 
 use super::CudaError;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +35,12 @@ pub fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) -> Resu
 /// Looks until `done` says so: true; false at `until`.
 pub fn done_by<E>(until: Instant, mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     look(|now| Ok(if done()? { Some(true) } else { (now >= until).then_some(false) }))
+}
+
+/// As [`done_by`], of what cannot fail.
+pub fn is_by(until: Instant, mut done: impl FnMut() -> bool) -> bool {
+    let Ok(done) = done_by(until, || Ok::<_, Infallible>(done()));
+    done
 }
 
 fn bit(ordinal: u32) -> u64 {

@@ -8,8 +8,7 @@
 use super::abi::{ElementType, SUM, UniqueId};
 use super::library::{IN_PROGRESS, Library, NcclError, library};
 use crate::backends::jobs::CollectiveKind;
-use flux_cuda::{CudaDevice, done_by};
-use std::convert::Infallible;
+use flux_cuda::{CudaDevice, is_by};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -149,9 +148,7 @@ impl Comm {
             .name(format!("nccl-join-{rank}"))
             .spawn(join)
             .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
-        let Ok(joined) =
-            done_by(Instant::now() + deadline, || Ok::<_, Infallible>(thread.is_finished()));
-        if !joined {
+        if !is_by(Instant::now() + deadline, || thread.is_finished()) {
             return Err(NcclError::Deadline { rank, world, waited: deadline });
         }
         thread.join().unwrap_or_else(|_| {

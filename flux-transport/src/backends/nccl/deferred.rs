@@ -11,9 +11,8 @@
 //! that end with it take from those threads what they use.
 
 use crate::sync::locked;
-use flux_cuda::{CudaDevice, done_by};
+use flux_cuda::{CudaDevice, is_by};
 use std::any::Any;
-use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -85,8 +84,7 @@ pub(crate) fn defer(device: &CudaDevice, things: impl Any + Send) {
 /// was done before. By whoever has no call under way.
 pub(crate) fn release_when_ended(device: &CudaDevice, deadline: Duration) {
     let (allowed, ordinal) = (PATIENCE.min(deadline / 2), device.ordinal());
-    let ended = || Ok::<_, Infallible>(!pending().is_ending(ordinal, allowed, Instant::now()));
-    let Ok(_) = done_by(Instant::now() + allowed, ended);
+    is_by(Instant::now() + allowed, || !pending().is_ending(ordinal, allowed, Instant::now()));
     if pending().is_ending(ordinal, Duration::MAX, Instant::now()) {
         tracing::info!(
             device = ordinal,
@@ -132,9 +130,7 @@ fn wait_at_exit() {
 /// Waits until no communicator is being ended on any device, at the longest `until`, and says
 /// whether.
 fn all_have_ended(until: Instant) -> bool {
-    let Ok(ended) =
-        done_by(until, || Ok::<_, Infallible>(!pending().ending.iter().any(Mark::is_under_way)));
-    ended
+    is_by(until, || !pending().ending.iter().any(Mark::is_under_way))
 }
 
 static PENDING: Mutex<Pending> = Mutex::new(Pending { ending: Vec::new(), deferred: Vec::new() });

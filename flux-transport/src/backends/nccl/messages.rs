@@ -22,8 +22,7 @@ use super::library::{NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
 use crate::backends::jobs::CollectiveKind;
-use flux_cuda::{CudaDevice, done_by};
-use std::convert::Infallible;
+use flux_cuda::{CudaDevice, done_by, is_by};
 use std::ffi::c_int;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
@@ -123,8 +122,7 @@ pub(super) fn close(family: Family, messages: Messages, until: Instant) -> Resul
     let thread = note
         .apart("flux-nccl-destroy", destroy)
         .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
-    let Ok(_) =
-        done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
+    is_by(until.min(Instant::now() + TOGETHER), || thread.is_finished());
     Ok(())
 }
 

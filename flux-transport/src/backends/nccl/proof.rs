@@ -17,9 +17,8 @@ use crate::backends::error::TransportError;
 use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, RowCopy, Rows, SideStream, copy_async,
-    copy_out_async, copy_rows_async, done_by, write_value_async,
+    copy_out_async, copy_rows_async, done_by, is_by, write_value_async,
 };
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -157,8 +156,7 @@ fn connected(
         what: "starting a thread to connect NCCL on",
         source,
     })?;
-    let Ok(done) = done_by(until, || Ok::<_, Infallible>(thread.is_finished()));
-    if !done {
+    if !is_by(until, || thread.is_finished()) {
         return Ok(false);
     }
     let connected = thread.join().unwrap_or_else(|_| {

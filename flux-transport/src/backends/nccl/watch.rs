@@ -22,8 +22,7 @@ use crate::sync::locked;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
-use flux_cuda::{CudaDevice, CudaError, Event, WordOp, done_by};
-use std::convert::Infallible;
+use flux_cuda::{CudaDevice, CudaError, Event, WordOp, is_by};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -276,8 +275,8 @@ impl CallWatch {
         self.link.group(by, stream, fill).inspect_err(|_| {
             let Some(failure) = self.nccl_failure() else { return };
             let stopped = || self.stop.load(Ordering::Acquire);
-            let news = || Ok::<_, Infallible>(stopped() || self.has_failed_with(&failure));
-            let Ok(_) = done_by(failure.noticed + 2 * NEWS, news);
+            let news = || stopped() || self.has_failed_with(&failure);
+            is_by(failure.noticed + 2 * NEWS, news);
         })
     }
 

@@ -22,8 +22,7 @@ use crate::backends::device::calls::OpHash;
 use crate::bootstrap::control::{Notice, Watcher};
 use crate::bootstrap::world::World;
 use crate::sync::Listening;
-use flux_cuda::done_by;
-use std::convert::Infallible;
+use flux_cuda::is_by;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -119,7 +118,7 @@ impl CallWatch {
         }
         // Whatever ended the calls without a record has set the abort word.
         let recorded = || self.fault.record().is_some() || self.stop.load(Ordering::Acquire);
-        let Ok(_) = done_by(Instant::now() + RECORD, || Ok::<_, Infallible>(recorded()));
+        is_by(Instant::now() + RECORD, recorded);
         self.release();
         if let Some(Err(SendError(given_up))) =
             self.link.give_up().map(|given_up| aborter.send(given_up))
@@ -230,7 +229,7 @@ impl Watchdog {
 
 /// Whether a thread has ended, in time.
 fn ended<T>(thread: JoinHandle<T>) -> bool {
-    let Ok(ended) = done_by(Instant::now() + END, || Ok::<_, Infallible>(thread.is_finished()));
+    let ended = is_by(Instant::now() + END, || thread.is_finished());
     if ended && thread.join().is_err() {
         tracing::error!("a thread that watches NCCL's messages has panicked");
     }
