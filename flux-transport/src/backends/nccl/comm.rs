@@ -1,17 +1,15 @@
-//! NCCL's communicators: the handle, and one rank's end of a group of devices, the baseline that
-//! ops are compared with.
+//! One rank's end of a group of devices: the baseline that ops are compared with.
 //!
 //! Invariant: NCCL lets any thread use a communicator, one at a time: [`Comm`] is `Send` and not
 //! `Sync`. Collectives are enqueued on the caller's stream and return at once; they run in the
 //! order in which they were enqueued, which must be the same on all ranks.
 
-use super::abi::{ElementType, SUM, UniqueId};
-use super::library::{IN_PROGRESS, Library, NcclError, library};
+use super::abi::{ElementType, UniqueId};
+use super::handle::Handle;
+use super::library::{NcclError, library};
 use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{CudaDevice, is_by};
-use std::fmt;
 use std::marker::PhantomData;
-use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 
 impl UniqueId {
@@ -22,87 +20,6 @@ impl UniqueId {
         // SAFETY: `id` is a place for the result.
         library.check("ncclGetUniqueId", unsafe { (library.nccl_get_unique_id)(&raw mut id) })?;
         Ok(id)
-    }
-}
-
-/// A communicator, ended by whoever has it.
-pub(super) struct Handle {
-    pub(super) library: &'static Library,
-    pub(super) device: CudaDevice,
-    pub(super) raw: usize,
-}
-
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("device", &self.device).finish_non_exhaustive()
-    }
-}
-
-impl Handle {
-    /// Puts a collective on `stream`: of `elements` of every rank to gather, or of every rank's
-    /// part of a sum that is scattered; or of all to sum on every rank. The device's context is
-    /// current.
-    ///
-    /// # Safety
-    /// `from` and `to` are memory of this rank's device of that many elements, or as many for each
-    /// rank, until `stream`, of the device's context, is past it; nobody else uses `to`.
-    pub(super) unsafe fn collective(
-        &self,
-        kind: CollectiveKind,
-        (from, to): (u64, u64),
-        elements: usize,
-        of: ElementType,
-        stream: usize,
-    ) -> Result<(), NcclError> {
-        let Self { library, raw, .. } = self;
-        // Device addresses: no memory of this process is behind them.
-        let (from, to) = (
-            with_exposed_provenance(usize::try_from(from).unwrap_or(0)),
-            with_exposed_provenance_mut(usize::try_from(to).unwrap_or(0)),
-        );
-        let of = of.code();
-        // SAFETY: the caller's promise.
-        let (call, code) = unsafe {
-            match kind {
-                CollectiveKind::AllGather => (
-                    "ncclAllGather",
-                    (library.nccl_all_gather)(from, to, elements, of, *raw, stream),
-                ),
-                CollectiveKind::ReduceScatter => (
-                    "ncclReduceScatter",
-                    (library.nccl_reduce_scatter)(from, to, elements, of, SUM, *raw, stream),
-                ),
-                CollectiveKind::AllReduce => (
-                    "ncclAllReduce",
-                    (library.nccl_all_reduce)(from, to, elements, of, SUM, *raw, stream),
-                ),
-            }
-        };
-        library.accepted(call, code)
-    }
-
-    /// What went wrong on the device or the network; whether what was asked of it is done.
-    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
-        let mut state = 0;
-        // SAFETY: `state` is a place for the result; the communicator lives as long as `self`.
-        let code = unsafe { (self.library.nccl_comm_get_async_error)(self.raw, &raw mut state) };
-        self.library.check("ncclCommGetAsyncError", code)?;
-        self.library.accepted("an NCCL communicator", state)?;
-        Ok(state != IN_PROGRESS)
-    }
-
-    /// Ends it and what is on its streams, without waiting for the other ranks. The device's
-    /// context is current.
-    pub(super) fn abort(self) -> Result<(), NcclError> {
-        // SAFETY: the only use of the communicator from now on: `self` is no more.
-        self.library.accepted("ncclCommAbort", unsafe { (self.library.nccl_comm_abort)(self.raw) })
-    }
-
-    /// Ends it, once its calls are done. The device's context is current.
-    pub(super) fn destroy(&mut self) -> Result<(), NcclError> {
-        // SAFETY: by whoever has the communicator, as its last use.
-        let code = unsafe { (self.library.nccl_comm_destroy)(self.raw) };
-        self.library.accepted("ncclCommDestroy", code)
     }
 }
 

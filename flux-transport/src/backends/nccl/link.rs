@@ -5,9 +5,10 @@
 //! wait. The family's lock is held only for what waits for nobody. Once the family was taken, no
 //! group is begun. Both are given up with the link.
 
+use super::handle::Group;
 use super::library::NcclError;
 use super::members::Members;
-use super::messages::{Family, GivenUp, Group, Messages, Use, abort, close};
+use super::messages::{Family, GivenUp, Messages, Use, abort, close};
 use super::proof::prove;
 use super::{deferred, messages};
 use crate::backends::connect_error::ConnectError;

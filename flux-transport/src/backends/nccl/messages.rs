@@ -15,16 +15,13 @@
 //! where the stream is full, which [`GivenUp::end`] ends. What NCCL does without one is done on a
 //! thread of its own, and [noted](Ending) until it is done.
 
-use super::abi::{Config, ElementType};
-use super::comm::Handle;
+use super::abi::Config;
 use super::deferred::Ending;
+use super::handle::{Group, Handle};
 use super::library::{NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
-use crate::backends::jobs::CollectiveKind;
 use flux_cuda::{CudaDevice, done_by, is_by};
-use std::ffi::c_int;
-use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::time::{Duration, Instant};
 
 /// For the other ranks of this host to leave as well, without whom NCCL does not destroy a
@@ -237,95 +234,3 @@ impl GivenUp {
         }
     }
 }
-
-impl Handle {
-    /// Begins a group on this thread.
-    pub(super) fn group(&self, stream: usize) -> Result<Group<'_>, NcclError> {
-        let current = self.device.enter()?;
-        // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
-        self.library.check("ncclGroupStart", unsafe { (self.library.nccl_group_start)() })?;
-        Ok(Group { of: self, stream, open: true, _current: current })
-    }
-}
-
-/// Operations that go together. Dropped, it ends the group; [`end`](Self::end) says whether that
-/// was accepted.
-pub(super) struct Group<'a> {
-    of: &'a Handle,
-    stream: usize,
-    open: bool,
-    _current: flux_cuda::Current,
-}
-
-impl Group<'_> {
-    /// Sends `bytes` bytes to `peer`.
-    ///
-    /// # Safety
-    /// They are memory of the communicator's device, or pinned memory of the host by its address
-    /// there, until the stream is past the group.
-    pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Handle { library, raw, .. } = self.of;
-        // A device address: no memory of this process is behind it.
-        let from = with_exposed_provenance(usize::try_from(from).unwrap_or(0));
-        // SAFETY: the caller's promise.
-        let code = unsafe {
-            (library.nccl_send)(from, bytes, BYTES, peer.cast_signed(), *raw, self.stream)
-        };
-        library.accepted("ncclSend", code)
-    }
-
-    /// Receives `bytes` bytes from `peer`.
-    ///
-    /// # Safety
-    /// As [`send`](Self::send), and nobody else uses them meanwhile.
-    pub(super) unsafe fn receive(&self, to: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
-        let Handle { library, raw, .. } = self.of;
-        // A device address: no memory of this process is behind it.
-        let to = with_exposed_provenance_mut(usize::try_from(to).unwrap_or(0));
-        // SAFETY: the caller's promise.
-        let code =
-            unsafe { (library.nccl_recv)(to, bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
-        library.accepted("ncclRecv", code)
-    }
-
-    /// A collective of `elements` of every rank, or of all for an AllReduce.
-    ///
-    /// # Safety
-    /// As [`receive`](Self::receive), of both ranges; this rank's part of what is gathered may be
-    /// sent from its place, and that of what is scattered be left there; an AllReduce may be in
-    /// place.
-    pub(super) unsafe fn collective(
-        &self,
-        kind: CollectiveKind,
-        (from, to): (u64, u64),
-        elements: usize,
-        of: ElementType,
-    ) -> Result<(), NcclError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.of.collective(kind, (from, to), elements, of, self.stream) }
-    }
-
-    /// Puts the operations on the stream.
-    pub(super) fn end(mut self) -> Result<(), NcclError> {
-        self.open = false;
-        self.close()
-    }
-
-    fn close(&self) -> Result<(), NcclError> {
-        // SAFETY: ends the group that `Handle::group` began on this thread: the guard of the
-        // context keeps `self` on it.
-        self.of.library.accepted("ncclGroupEnd", unsafe { (self.of.library.nccl_group_end)() })
-    }
-}
-
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        if self.open
-            && let Err(error) = self.close()
-        {
-            tracing::debug!(%error, "while ending a group that failed");
-        }
-    }
-}
-
-const BYTES: c_int = ElementType::U8.code();

@@ -32,6 +32,7 @@ mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
+mod handle;
 mod identity;
 mod library;
 mod link;

@@ -8,10 +8,11 @@
 
 use super::abi::ElementType;
 use super::deferred;
+use super::handle::Group;
 use super::library::NcclError;
 use super::link::Link;
 use super::members::Members;
-use super::messages::{Group, Use};
+use super::messages::Use;
 use crate::backends::connect_error::ConnectError;
 use crate::backends::error::TransportError;
 use crate::backends::jobs::CollectiveKind;

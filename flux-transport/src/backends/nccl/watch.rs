@@ -4,10 +4,11 @@
 //! it. So a host that finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
+use super::handle::Group;
 use super::library::NcclError;
 use super::link::Link;
 use super::marks::{Bound, CollectiveStall, Mark, Marks, Stamps, Verdict};
-use super::messages::{Group, Use};
+use super::messages::Use;
 use super::outbox::Outbox;
 use super::pause::Pause;
 use super::peers::PeerCalls;
