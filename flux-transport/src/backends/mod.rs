@@ -24,7 +24,7 @@ mod transport;
 mod view;
 
 pub use connect_error::ConnectError;
-pub(crate) use device::drain::failing;
+pub(crate) use device::limits::failing;
 pub use error::TransportError;
 pub use fault::{Fault, Wait};
 pub use held::HeldBytes;

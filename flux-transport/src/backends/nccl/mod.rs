@@ -26,6 +26,7 @@
 
 mod abi;
 mod collective;
+mod collective_stall;
 mod comm;
 pub(crate) mod deferred;
 mod flags;

@@ -3,19 +3,21 @@
 //! Invariant: a failure without a record on the device has a record here before any wait ends by
 //! it. So a host that finds the stream past a failed call also finds the fault.
 
+use super::collective_stall::{CollectiveStall, Verdict};
 use super::flags::Flags;
 use super::handle::Group;
 use super::library::NcclError;
 use super::link::Link;
-use super::marks::{Bound, CollectiveStall, Mark, Marks, Stamps, Verdict};
+use super::marks::{Bound, Mark, Marks, Stamps};
 use super::messages::Use;
 use super::outbox::Outbox;
 use super::pause::Pause;
 use super::peers::PeerCalls;
 use super::progress::{Progress, ProgressWord, Stall, Step};
 use crate::backends::device::calls::AHEAD;
-use crate::backends::device::drain::{FAILED, HostSteps, Limits, failing};
+use crate::backends::device::drain::FAILED;
 use crate::backends::device::fault_block::FaultBlock;
+use crate::backends::device::limits::{HostSteps, Limits, failing};
 use crate::backends::error::TransportError;
 use crate::bootstrap::world::World;
 use crate::reason;

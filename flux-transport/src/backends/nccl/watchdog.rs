@@ -5,7 +5,8 @@
 //! error of NCCL, other calls of a peer, and a call that stands still for too long. Then it gives
 //! the communicator up and releases flags again and again until it is stopped. It asks the driver
 //! for nothing, where another thread may wait for the device: what only the driver knows, [another
-//! thread](super::marks) asks. Nobody's calls depend on an endless wait of these threads.
+//! thread](super::collective_stall) asks. Nobody's calls depend on an endless wait of these
+//! threads.
 //!
 //! First the kernel gets a [moment](RECORD) to leave its fault record, for which the abort word is
 //! set. An aborted communicator may leave a torn chunk whose word has come, and streams pass both
@@ -13,7 +14,7 @@
 //! them closes the call with such a chunk. Without a kernel the moment is for the message that
 //! tells the peers (`Communicator::abort`).
 
-use super::marks::CollectiveStall;
+use super::collective_stall::CollectiveStall;
 use super::messages::GivenUp;
 use super::progress::Stall;
 use super::watch::CallWatch;
