@@ -19,6 +19,7 @@ mod rebuild;
 mod root_cause;
 mod status;
 mod straggler;
+mod terms;
 mod turn;
 
 pub use attachments::CommunicatorMemory;

@@ -3,7 +3,9 @@
 //! Invariant: a family of variables is complete or refused, and two families must agree.
 //! `MASTER_PORT` is never bound: torchrun's store sits there.
 
+mod address;
 mod ancestor;
+mod directories;
 mod launchers;
 mod nodelist;
 mod place;
@@ -14,12 +16,14 @@ use std::path::PathBuf;
 
 use flux_core::{Rank, WorldSize};
 
-pub(super) use place::{Address, NetworkPlace};
+pub(super) use address::Address;
+pub(super) use place::NetworkPlace;
 pub use place::{HostPlace, Place};
 
+pub(crate) use self::address::own_address;
+pub(crate) use self::directories::{runtime_directory, variable_of};
 use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
-pub(crate) use self::place::{own_address, runtime_directory, variable_of};
 use self::variables::Variables;
 use super::error::BootstrapError;
 use super::names::{

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use super::variables::Variables;
+use super::address::{Address, own_address};
+use super::directories::runtime_directory;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::names::{FLUX_ADDRESS, FLUX_HOST_ID, FLUX_RENDEZVOUS};
+use crate::bootstrap::names::FLUX_HOST_ID;
 use crate::bootstrap::secret::Secret;
 
 /// Where the ranks of one launch meet.
@@ -97,58 +98,6 @@ impl NetworkPlace {
     }
 }
 
-/// An address or a name of rank 0's host, and ports of which it takes the first that is free.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    host: String,
-    ports: Vec<u16>,
-}
-
-/// Ports that follow from a launch's name: below those that systems give to outgoing connections.
-const DERIVED: std::ops::Range<u16> = 20_000..32_000;
-const TRIES: u16 = 8;
-
-impl Address {
-    /// `HOST:PORT`; an IPv6 address in brackets.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        let port: u16 = port.parse().ok().filter(|&port| port != 0)?;
-        let host = match host.strip_prefix('[') {
-            Some(host) => host.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok()?.to_string(),
-            None if host.is_empty() || host.contains([':', '/', '@', ' ']) => return None,
-            None => host.to_owned(),
-        };
-        Some(Self { host, ports: vec![port] })
-    }
-
-    /// Ports of the launch's own, without one that is `taken`.
-    pub(crate) fn derived(host: String, launch: u128, taken: Option<u16>) -> Self {
-        let places = u128::from((DERIVED.end - DERIVED.start) / TRIES);
-        let first = DERIVED.start + (launch % places) as u16 * TRIES;
-        Self { host, ports: (first..first + TRIES).filter(|&port| Some(port) != taken).collect() }
-    }
-
-    /// The address or name.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// The ports, in the order in which they are tried.
-    pub fn ports(&self) -> &[u16] {
-        &self.ports
-    }
-}
-
-impl std::fmt::Display for Address {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.ports[..] {
-            [port] => write!(f, "{} port {port}", self.host),
-            [first, .., last] => write!(f, "{} ports {first} to {last}", self.host),
-            [] => f.write_str(&self.host),
-        }
-    }
-}
-
 /// FNV-1a of the parts and their lengths. A name for a launch, not a defence.
 pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -156,49 +105,4 @@ pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
     let bytes = parts.iter().flat_map(|part| part.iter().copied());
     lengths.chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
-}
-
-/// What `FLUX_ADDRESS` says; an IPv6 address may be in brackets.
-pub(crate) fn own_address(
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Option<IpAddr>, BootstrapError> {
-    let vars = Variables { lookup };
-    let Some(value) = vars.get(FLUX_ADDRESS).filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let text = value.to_str().unwrap_or_default();
-    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    let wanted = "an IP address of this host";
-    bare.parse().map(Some).map_err(|_| vars.wrong(FLUX_ADDRESS, wanted))
-}
-
-/// Where private run-time directories are made: `XDG_RUNTIME_DIR` if it is a directory, else
-/// `TMPDIR`, else `/tmp`.
-pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
-    named_runtime_directory(lookup).map_or_else(|| PathBuf::from("/tmp"), |(_, path)| path)
-}
-
-/// The directory with the variable that names it.
-fn named_runtime_directory(
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-) -> Option<(&'static str, PathBuf)> {
-    let said =
-        |name| Some((name, lookup(name).map(PathBuf::from).filter(|path| path.is_absolute())?));
-    said("XDG_RUNTIME_DIR").filter(|(_, path)| path.is_dir()).or_else(|| said("TMPDIR"))
-}
-
-/// The variable by which a rendezvous directory has its place; `None` where the caller chose it. A
-/// launcher makes the directory that it names in `FLUX_RENDEZVOUS` in a run-time directory, too.
-pub(crate) fn variable_of(
-    directory: &Path,
-    lookup: &dyn Fn(&str) -> Option<OsString>,
-) -> Option<&'static str> {
-    let within = named_runtime_directory(lookup)
-        .filter(|(_, path)| directory.starts_with(path))
-        .map(|(name, _)| name);
-    within.or_else(|| {
-        lookup(FLUX_RENDEZVOUS)
-            .filter(|value| directory == Path::new(value))
-            .map(|_| FLUX_RENDEZVOUS)
-    })
 }
