@@ -9,7 +9,7 @@ use super::messages::Use;
 use super::settings::{PIECES, SHARE, advice, lanes, number, shared};
 use super::sharing::Sharing;
 use crate::backends::connect_error::ConnectError;
-use crate::backends::device::peer_memory::ordinal;
+use crate::backends::device::peer_memory::own;
 use crate::backends::kind::{Capabilities, Mover, PeerStores};
 use crate::backends::options::{Options, Select};
 use crate::bootstrap::control::{Launch, agree, together};
@@ -183,12 +183,9 @@ fn introduce(
     nodes: Nodes,
 ) -> Result<(DeviceInfo, Identity), String> {
     let words = |why: &dyn Display| why.to_string();
-    flux_cuda::available().map_err(|why| words(&why))?;
+    let info = own(world, options).map_err(|why| words(&why))?;
+    flux_cuda::usable(info.ordinal).map_err(|why| words(&why))?;
     library::available().map_err(|why| words(&why))?;
-    let visible = flux_cuda::device_count().map_err(|why| words(&why))?;
-    let ordinal = ordinal(options.device, world.launch(), world.local_rank(), visible);
-    let info = flux_cuda::device_info(ordinal).map_err(|why| words(&why))?;
-    flux_cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
     let settings = Settings::read();

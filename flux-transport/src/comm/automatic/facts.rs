@@ -3,12 +3,12 @@
 //! Invariant: decoding accepts exactly what [`Facts::encode`] of this version gives.
 
 use crate::backends::Options;
-use crate::backends::device::peer_memory::ordinal;
+use crate::backends::device::peer_memory::own;
 use crate::bootstrap::world::World;
 use crate::topology;
 use crate::topology::probe::line;
 use crate::topology::{hints, probe};
-use flux_cuda::{DeviceUuid, Unavailable};
+use flux_cuda::{CudaError, DeviceUuid, Unavailable};
 use std::fmt::Display;
 use std::path::Path;
 
@@ -76,23 +76,15 @@ impl Facts {
 }
 
 fn gpu(world: &World, options: &Options) -> RankGpu {
-    let found = || {
-        flux_cuda::device_info(ordinal(
-            options.device,
-            world.launch(),
-            world.local_rank(),
-            flux_cuda::device_count()?,
-        ))
-    };
-    match flux_cuda::available() {
-        Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
-        Ok(()) => match found() {
-            Ok(info) => RankGpu::Found(info.uuid),
-            Err(error) => RankGpu::Broken(format!(
-                "{error}{}",
-                clause(error.is_too_few().then(topology::unseen).flatten())
-            )),
-        },
+    match own(world, options) {
+        Ok(info) => RankGpu::Found(info.uuid),
+        Err(CudaError::Unavailable(why)) => {
+            without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen)
+        }
+        Err(error) => RankGpu::Broken(format!(
+            "{error}{}",
+            clause(error.is_too_few().then(topology::unseen).flatten())
+        )),
     }
 }
 

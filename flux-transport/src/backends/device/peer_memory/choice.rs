@@ -5,11 +5,21 @@
 
 use super::error::PeerMemoryError;
 use super::offer::Introduction;
+use crate::backends::options::Options;
 use crate::bootstrap::control::Launch;
+use crate::bootstrap::world::World;
+use flux_cuda::{CudaError, DeviceInfo};
+
+/// The device that this rank is to use.
+pub(crate) fn own(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
+    let visible = flux_cuda::device_count()?;
+    let ordinal = ordinal(options.device, world.launch(), world.local_rank(), visible);
+    flux_cuda::device_info(ordinal)
+}
 
 /// The ordinal a rank uses, of `visible`: the one asked for, else the one with the rank's number on
 /// this machine. A process that sees one device uses it.
-pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
+fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
     let alone = launch == Launch::Processes && visible == 1;
     asked.unwrap_or(if alone { 0 } else { local_rank })
 }

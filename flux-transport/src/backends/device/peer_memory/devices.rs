@@ -63,7 +63,8 @@ impl PeerDevices {
     ) -> Result<Self, PeerMemoryError> {
         let (steps, deadline) = (world.steps(), Instant::now() + options.deadline);
         let shared_device = options.shared_device;
-        let found = candidate(world, options)
+        let found = choice::own(world, options)
+            .and_then(|info| flux_cuda::usable(info.ordinal).map(|()| info))
             .map_err(mig::without_device)
             .and_then(|info| Ok((info, super::process::token()?)));
         let introduction = found.as_ref().map(|&(ref info, process)| {
@@ -200,19 +201,6 @@ fn reach_peers(
         }
     }
     Ok(())
-}
-
-/// The device that a rank is to use.
-fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
-    flux_cuda::available()?;
-    let ordinal = choice::ordinal(
-        options.device,
-        world.launch(),
-        world.local_rank(),
-        flux_cuda::device_count()?,
-    );
-    flux_cuda::usable(ordinal)?;
-    flux_cuda::device_info(ordinal)
 }
 
 #[cfg(test)]
