@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use flux_core::{Rank, WorldSize};
 
 use super::names::{FLUX_SECRET, FLUX_SECRET_FILE};
-use crate::bootstrap::control::ranks;
+use crate::bootstrap::control::{ranks, ranks_of};
 
 /// Why the ranks did not meet.
 #[derive(thiserror::Error)]
@@ -207,8 +207,9 @@ fn strangers(denied: u32) -> String {
     }
 }
 
-pub(crate) fn ranks_in(mask: u64, world: WorldSize) -> Vec<Rank> {
-    world.ranks().filter(|rank| mask >> rank.get() & 1 == 1).collect()
+/// The ranks (bits) of a world that a peer has named, which may name others, too.
+pub(crate) fn ranks_in(mask: u32, world: WorldSize) -> Vec<Rank> {
+    ranks_of(mask).filter(|rank| rank.get() < world.get()).collect()
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::hello::{GIVING_UP, Hello, PROTOCOL, Refusal, Reply};
 use super::listener::{Caller, Listener};
 use super::roster::Roster;
 use crate::bootstrap::connection::Connection;
+use crate::bootstrap::control::mask_of;
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::socket::{self, Received};
@@ -45,7 +46,7 @@ struct Gathering<L> {
     members: Vec<Member>,
     verdict: Option<Refusal>,
     /// Ranks (bits) that have heard the verdict.
-    informed: u64,
+    informed: u32,
 }
 
 /// Waits for all ranks of the group: the leader's connections to the others, in rank order.
@@ -70,7 +71,7 @@ pub(crate) fn gather<L: AsFd>(
             end = end.min(Instant::now() + LINGER);
             // Time is up for the missing, so nobody waits to tell them.
             if matches!(refusal, Refusal::Missing { .. })
-                || gathering.informed == mask(&gathering.group.ranks)
+                || gathering.informed == mask_of(gathering.group.ranks.iter().copied())
                 || Instant::now() >= end
             {
                 return Err(refusal.into_error(gathering.leader(), gathering.group.world));
@@ -106,22 +107,15 @@ fn refusal_of(leader: Rank, errno: Errno) -> Refusal {
     Refusal::Leader { rank: leader.get(), errno: errno.raw_os_error().cast_unsigned() }
 }
 
-pub(crate) fn mask(ranks: &[Rank]) -> u64 {
-    ranks.iter().fold(0, |mask, rank| mask | 1 << rank.get())
-}
-
 impl<L: AsFd> Gathering<L> {
     fn leader(&self) -> Rank {
         Rank::new(self.group.own.rank)
     }
 
     /// Ranks (bits) that are not here.
-    fn missing(&self) -> u64 {
-        let here = self
-            .members
-            .iter()
-            .fold(1 << self.group.own.rank, |here, member| here | 1 << member.rank.get());
-        mask(&self.group.ranks) & !here
+    fn missing(&self) -> u32 {
+        let here = self.members.iter().map(|member| member.rank).chain([self.leader()]);
+        mask_of(self.group.ranks.iter().copied()) & !mask_of(here)
     }
 
     /// Waits for something to happen, and handles it.
@@ -172,7 +166,7 @@ impl<L: AsFd> Gathering<L> {
     /// Names the missing ranks; if all have come, those that gave up waiting.
     fn give_up(&mut self, impatient: &[Rank]) {
         let missing = self.missing();
-        let ranks = if missing == 0 { mask(impatient) } else { missing };
+        let ranks = if missing == 0 { mask_of(impatient.iter().copied()) } else { missing };
         self.refuse(Refusal::Missing { ranks, denied: self.listener.denied() });
     }
 
@@ -239,7 +233,7 @@ impl<L: AsFd> Gathering<L> {
 
     fn mark_informed(&mut self, rank: u32) {
         if self.group.ranks.contains(&Rank::new(rank)) {
-            self.informed |= 1 << rank;
+            self.informed |= mask_of([Rank::new(rank)]);
         }
     }
 

@@ -114,7 +114,7 @@ pub(crate) const GIVING_UP: [u8; 8] = *b"fluxgone";
 pub(crate) enum Reply {
     /// Known; these ranks (bits) have not come yet.
     Waiting {
-        missing: u64,
+        missing: u32,
     },
     /// All are there: a socket to every other rank comes with this, in rank order.
     Welcome {
@@ -144,7 +144,7 @@ pub(crate) enum Refusal {
     },
     /// With how many connections did not prove that they hold the secret.
     Missing {
-        ranks: u64,
+        ranks: u32,
         denied: u32,
     },
     OtherLaunch,
@@ -216,7 +216,7 @@ impl Reply {
         for (at, value) in [(8, kind), (12, numbers[0]), (16, numbers[1]), (20, numbers[2])] {
             bytes[at..at + 4].copy_from_slice(&u32::to_le_bytes(value));
         }
-        bytes[24..32].copy_from_slice(&mask.to_le_bytes());
+        bytes[24..32].copy_from_slice(&u64::from(mask).to_le_bytes());
         bytes[32..64].copy_from_slice(&versions[0].0);
         bytes[64..].copy_from_slice(&versions[1].0);
         bytes
@@ -228,7 +228,7 @@ impl Reply {
             return None;
         }
         let [a, b, c] = [u32_at(bytes, 12)?, u32_at(bytes, 16)?, u32_at(bytes, 20)?];
-        let mask = u64::from_le_bytes(array_at(bytes, 24)?);
+        let mask = u32::try_from(u64::from_le_bytes(array_at(bytes, 24)?)).ok()?;
         Some(match u32_at(bytes, 8)? {
             0 => Self::Waiting { missing: mask },
             1 => Self::Welcome { sockets: a },
@@ -285,12 +285,12 @@ mod tests {
                     expected
                 }
             ),
-            any::<(u64, u32)>().prop_map(|(ranks, denied)| Refusal::Missing { ranks, denied }),
+            any::<(u32, u32)>().prop_map(|(ranks, denied)| Refusal::Missing { ranks, denied }),
             Just(Refusal::OtherLaunch),
             any::<[u32; 2]>().prop_map(|[rank, errno]| Refusal::Leader { rank, errno }),
         ];
         prop_oneof![
-            any::<u64>().prop_map(|missing| Reply::Waiting { missing }),
+            any::<u32>().prop_map(|missing| Reply::Waiting { missing }),
             any::<u32>().prop_map(|sockets| Reply::Welcome { sockets }),
             refusal.prop_map(Reply::Refused),
         ]

@@ -16,6 +16,7 @@ use super::listener::Listener;
 use super::roster::MAX_PAYLOAD;
 use super::verdict::await_verdict;
 use crate::bootstrap::connection::Connection;
+use crate::bootstrap::control::mask_of;
 use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::environment::HostPlace;
@@ -67,7 +68,7 @@ impl HostGroup {
         taken: impl Fn(&[u8], &mut Vec<OwnedFd>) -> Option<T>,
     ) -> Result<T, BootstrapError> {
         let path = socket_path(&self.place)?;
-        let mut missing = gather::mask(&[self.leader()]);
+        let mut missing = mask_of([self.leader()]);
         let mut met = false;
         let mut pause = Duration::from_millis(1);
         loop {
@@ -128,7 +129,7 @@ impl HostGroup {
         socket: OwnedFd,
         payload: &[u8],
         deadline: Instant,
-        missing: &mut u64,
+        missing: &mut u32,
         taken: impl Fn(&[u8], &mut Vec<OwnedFd>) -> Option<T>,
     ) -> Result<Option<T>, BootstrapError> {
         if !same_user(socket.as_fd()).map_err(BootstrapError::io("asking for the leader's user"))? {

@@ -22,7 +22,7 @@ pub(super) fn await_verdict<T>(
     link: &Connection,
     (rank, world): (Rank, WorldSize),
     deadline: Instant,
-    missing: &mut u64,
+    missing: &mut u32,
     taken: impl Fn(&[u8], &mut Vec<OwnedFd>) -> Option<T>,
 ) -> Result<Option<T>, BootstrapError> {
     let mut buffer = vec![0; MAX_ROSTER];

@@ -6,10 +6,12 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use flux_core::Rank;
 use rustix::io::Errno;
 
 use super::TcpRendezvous;
 use crate::bootstrap::connection::Connection;
+use crate::bootstrap::control::mask_of;
 use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
 use crate::bootstrap::rendezvous::auth::{self, Miss};
@@ -45,7 +47,7 @@ impl TcpRendezvous {
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let address = &self.place.address;
-        let mut missing = 1;
+        let mut missing = mask_of([Rank::new(0)]);
         let mut held = Held::default();
         // What keeps this rank from rank 0, as far as it has not met it.
         let mut last = Some("nothing was tried".to_owned());
