@@ -144,7 +144,7 @@ fn gains(page: &mut Html, of: &str, all: &[(&Named, &LayersReport)]) {
         .iter()
         .map(|(Named { record, .. }, (model, dtype))| {
             let transport = record.transport().unwrap_or("-");
-            format!("{model} {dtype}, {}, {transport}", machines::machine(record))
+            format!("{model} {dtype}, {}, {transport}", record.origin().machine())
         })
         .collect();
     let mut columns = vec![Column::Number(if by_batch { "batch" } else { "m" })];

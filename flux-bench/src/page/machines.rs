@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 pub(super) fn intro(page: &mut Html, records: &[Named]) {
     let measured = records.iter().filter(|named| !matches!(named.record, Record::Simulated(_)));
     let rows: usize = measured.clone().map(|named| named.record.rows()).sum();
-    let machines: BTreeSet<String> = measured.clone().map(|named| machine(&named.record)).collect();
+    let machines: BTreeSet<String> =
+        measured.clone().map(|named| named.record.origin().machine()).collect();
     page.paragraph(
         "lede",
         "flux fuses the GEMMs of tensor-parallel layers with their collectives, so that traffic \
@@ -59,16 +60,6 @@ pub(super) fn intro(page: &mut Html, records: &[Named]) {
     ]);
 }
 
-/// The number and name of the GPUs.
-pub(super) fn machine(record: &Record) -> String {
-    let origin = record.origin();
-    if origin.gpus == 0 {
-        origin.device.clone()
-    } else {
-        format!("{} x {}", origin.gpus, origin.device)
-    }
-}
-
 fn words(items: &BTreeSet<String>) -> String {
     items.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
@@ -95,7 +86,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
                 .collect();
             vec![
                 Cell::Link { to: name.clone(), words: name.clone() },
-                machine(record).into(),
+                origin.machine().into(),
                 record.transport().unwrap_or("-").into(),
                 record.rows().into(),
                 origin.date.split('T').next().unwrap_or_default().into(),
@@ -161,12 +152,11 @@ pub(super) fn block(
 
 /// What a record of ops ran on, but for its machine.
 pub(super) fn on(record: &Record) -> String {
-    match record {
-        Record::Ops(report) => ops::on(report),
-        _ => record
-            .transport()
-            .map_or_else(|| machine(record), |t| format!("{}, {t}", machine(record))),
+    if let Record::Ops(report) = record {
+        return ops::on(report);
     }
+    let machine = record.origin().machine();
+    record.transport().map_or_else(|| machine.clone(), |on| format!("{machine}, {on}"))
 }
 
 /// A commit's first digits, and whether its tree had changes.

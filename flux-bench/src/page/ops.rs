@@ -10,7 +10,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
     let mut of = None;
     for named in records {
         let Record::Ops(report) = &named.record else { continue };
-        let machine = machines::machine(&named.record);
+        let machine = named.record.origin().machine();
         // The first of a machine is open: its main record.
         let open = of.as_ref() != Some(&machine);
         if of.is_none() {

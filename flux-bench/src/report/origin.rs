@@ -48,9 +48,12 @@ impl Origin {
         }
     }
 
-    /// The number and name of the GPUs.
+    /// The device, behind the number of GPUs; the host and a simulated machine have none.
     pub(crate) fn machine(&self) -> String {
-        format!("{} x {}", self.gpus, self.device)
+        match self.gpus {
+            0 => self.device.clone(),
+            gpus => format!("{gpus} x {}", self.device),
+        }
     }
 
     /// The version of NCCL, for runs on GPUs.

@@ -61,6 +61,12 @@ fn table(report: &Report) -> String {
 }
 
 #[test]
+fn a_machine_without_gpus_has_no_number_of_them() {
+    assert_eq!(Origin::of_a_test("a GPU", 4, "").machine(), "4 x a GPU");
+    assert_eq!(Origin::of_a_test("host (2 ranks)", 0, "").machine(), "host (2 ranks)");
+}
+
+#[test]
 fn a_row_derives_its_figures_from_the_medians() {
     let row = &report().rows[0];
     assert!((row.ect_ms - 0.13).abs() < 1e-9);

@@ -158,10 +158,6 @@ pub(crate) fn extremes(values: impl Iterator<Item = f64>) -> (f64, f64) {
 /// What was measured on, in words.
 pub(crate) fn machine(report: &Report) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, &r.head.dtype));
-    let count =
-        if report.origin.gpus == 0 { String::new() } else { format!("{} x ", report.origin.gpus) };
-    format!(
-        "{count}{}, transport {}, TP {tp}, {dtype}{}",
-        report.origin.device, report.transport, report.placement
-    )
+    let (on, transport, placement) = (report.origin.machine(), &report.transport, report.placement);
+    format!("{on}, transport {transport}, TP {tp}, {dtype}{placement}")
 }
