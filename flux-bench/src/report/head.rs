@@ -60,10 +60,20 @@ impl Head {
         Ok(Problem::new(op, m, n, k, numerics, shapes::world(self.tp)?)?)
     }
 
-    /// Whether both are of one problem, whosever layers they call it.
+    /// Whether both are of one problem with one epilogue, whosever layers they call it.
     pub fn same_problem(&self, other: &Self) -> bool {
         let key = |head: &Self| (head.m, head.n, head.k, head.tp);
-        key(self) == key(other) && self.op == other.op && self.dtype == other.dtype
+        key(self) == key(other)
+            && self.op == other.op
+            && self.dtype == other.dtype
+            && self.epilogue() == other.epilogue()
+    }
+
+    /// The epilogue behind the model's name, as in `+residual+norm`. Partial sums in fp32 stand
+    /// before it: peers have no name for them, and take the same problem.
+    fn epilogue(&self) -> &str {
+        let suffix = self.model.find('+').map_or("", |at| &self.model[at..]);
+        suffix.strip_prefix("+f32").unwrap_or(suffix)
     }
 
     /// How a line of a table begins, cell by cell.
@@ -116,7 +126,18 @@ mod tests {
 
     #[test]
     fn a_problem_is_the_same_under_another_models_name_only() {
-        assert!(head().same_problem(&Head { model: "other".to_owned(), ..head() }));
+        let called = |model: &str| Head { model: model.to_owned(), ..head() };
+        for (one, another) in [
+            ("gpt3", "other"),
+            ("gpt3+norm", "other+norm"),
+            ("gpt3+f32", "other"),
+            ("gpt3+f32+norm", "other+norm"),
+        ] {
+            assert!(called(one).same_problem(&called(another)), "{one} {another}");
+        }
+        for another in ["gpt3+norm", "gpt3+residual+norm", "gpt3+f32+norm"] {
+            assert!(!head().same_problem(&called(another)), "{another}");
+        }
         let others = [
             Head { op: "gemm_rs".to_owned(), ..head() },
             Head { m: 1, ..head() },
