@@ -47,6 +47,8 @@ enum Kind {
     /// By a command of `flux_tp.bench`.
     Layers(&'static str),
     Simulated,
+    /// Simulated times beside measured ones.
+    Against,
 }
 
 impl Kind {
@@ -58,6 +60,7 @@ impl Kind {
         let has = |field: &str| value.get(field).is_some();
         let row_has = |field: &str| value["rows"][0].get(field).is_some();
         let marks = [
+            (has("against"), Self::Against),
             (has("simulated"), Self::Simulated),
             (has("serving"), Self::Serving),
             (has("torch"), Self::Peers),
@@ -78,6 +81,7 @@ impl Kind {
             Self::Core => "lab core",
             Self::FirstCall => "lab first-call",
             Self::Simulated => "simulate",
+            Self::Against => "simulate --against FILE.json",
         };
         format!("flux-bench {command} --json")
     }
@@ -93,6 +97,7 @@ impl Kind {
                 "`flux-bench report` shows it"
             }
             Self::Layers(_) => "show it with `python -m flux_tp.bench show`",
+            Self::Against => "no command shows it",
         }
     }
 
@@ -103,7 +108,7 @@ impl Kind {
             Self::Peers => (PEERS_SCHEMA, PEERS_SCHEMA),
             Self::Serving => (SERVING_SCHEMA, SERVING_SCHEMA),
             Self::FirstCall => (2, FIRST_CALL_SCHEMA),
-            Self::Core | Self::Layers(_) | Self::Simulated => (1, 1),
+            Self::Core | Self::Layers(_) | Self::Simulated | Self::Against => (1, 1),
         }
     }
 }
@@ -128,6 +133,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Record> {
         Kind::FirstCall => Record::FirstCall(checked(&name, &value, kind, check::first_call)?),
         Kind::Layers(_) => Record::Layers(checked(&name, &value, kind, check::layers)?),
         Kind::Simulated => Record::Simulated(checked(&name, &value, kind, check::simulated)?),
+        Kind::Against => bail!("{name} is what `{}` writes: {}", kind.writer(), kind.remedy()),
     })
 }
 

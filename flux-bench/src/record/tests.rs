@@ -69,6 +69,13 @@ fn a_simulation_is_read_as_one() {
 }
 
 #[test]
+fn a_simulation_beside_measured_times_is_refused_as_what_it_is() {
+    let reason = refused(r#"{"schema":1,"simulated":true,"against":"b.json","rows":[{}]}"#);
+    let writer = "is what `flux-bench simulate --against FILE.json --json` writes";
+    assert!(reason.ends_with(&format!("{writer}: no command shows it")), "{reason}");
+}
+
+#[test]
 fn whole_models_are_compared_with_the_fastest_of_pytorchs_ways() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");

@@ -20,7 +20,7 @@ use crate::{out, record, report};
 use anyhow::Context;
 use flux_core::machine::Machine;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Fewest rows that the model is meant for.
 pub const LEAST_ROWS: u32 = 512;
@@ -80,6 +80,9 @@ struct Record<R> {
     schema: u32,
     /// Nothing of it was measured, but what a row says to be.
     simulated: bool,
+    /// The record whose measured times stand in the rows, which makes this one of another kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against: Option<String>,
     machine: &'static str,
     commit: &'static str,
     command: String,
@@ -87,9 +90,17 @@ struct Record<R> {
 }
 
 impl<R> Record<R> {
-    fn new(machine: &Machine, rows: Vec<R>) -> Self {
-        let (commit, command) = (report::commit(), report::command_line());
-        Self { schema: SCHEMA, simulated: true, machine: machine.name, commit, command, rows }
+    fn new(machine: &Machine, against: Option<&Path>, rows: Vec<R>) -> Self {
+        let against = against.and_then(Path::file_name);
+        Self {
+            schema: SCHEMA,
+            simulated: true,
+            against: against.map(|name| name.to_string_lossy().into_owned()),
+            machine: machine.name,
+            commit: report::commit(),
+            command: report::command_line(),
+            rows,
+        }
     }
 }
 
@@ -107,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let compared = compare(&report, args.plan, &args.machine)
             .with_context(|| path.display().to_string())?;
         let table = against::table(&compared, &args.machine);
-        return report::deliver(&table, json, &Record::new(&args.machine, compared));
+        return report::deliver(&table, json, &Record::new(&args.machine, Some(path), compared));
     }
     let world = shapes::world(args.tp)?;
     let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
@@ -125,5 +136,5 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         text.push_str(&plans(&rows));
     }
     let record = rows.iter().map(|row| row.row(&args.machine)).collect();
-    report::deliver(&text, json, &Record::new(&args.machine, record))
+    report::deliver(&text, json, &Record::new(&args.machine, None, record))
 }
