@@ -218,8 +218,14 @@ pub(crate) fn command_line() -> String {
 }
 
 /// Variables that name a file or a folder of this machine, of which the last name alone is told.
-const PLACES: [&str; 5] =
-    ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB_DIR", "FLUX_NCCL_LIB", "FLUX_NVRTC_LIB"];
+const PLACES: [&str; 6] = [
+    "FLUX_CUBIN_DIR",
+    "FLUX_CUBLASLT_LIB",
+    "FLUX_CUDA_LIB_DIR",
+    "FLUX_NCCL_LIB",
+    "FLUX_NVRTC_LIB",
+    "FLUX_PLAN_TABLE",
+];
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {

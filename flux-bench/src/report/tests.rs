@@ -241,6 +241,7 @@ fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
         ("FLUX_CUBIN_DIR", "../here/cubins/"),
         ("FLUX_NCCL_LIB", "/opt/libnccl.so.2"),
         ("FLUX_NVRTC_LIB", ""),
+        ("FLUX_PLAN_TABLE", "/data/plans.csv"),
         ("FLUX_LOG", "info"),
     ];
     let set = set.into_iter().chain([
@@ -255,7 +256,7 @@ fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
     let line = shown(set, words.map(str::to_owned).into_iter());
     assert_eq!(
         line,
-        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
+        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 FLUX_PLAN_TABLE=plans.csv NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
     );
 }
 
