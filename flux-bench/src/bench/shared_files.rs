@@ -13,7 +13,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-/// By rank: the shard of `x` (AllGather-GEMM) or all rows of partial sums (GEMM-ReduceScatter).
+/// By rank: the shard of `x` (AllGather-GEMM), or all rows of partial sums (GEMM-ReduceScatter and
+/// GEMM-AllReduce).
 #[derive(Debug)]
 pub(super) struct SharedFiles {
     files: Vec<File>,

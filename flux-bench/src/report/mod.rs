@@ -206,7 +206,7 @@ fn milliseconds(times: Times) -> Duration {
 pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
 
 /// The command line that repeats this run, or the one of `flux-bench launch`, with the variables
-/// that change it. Absolute paths are cut to the file's name.
+/// that change it. Absolute paths, and all that variables name, are cut to the file's name.
 pub(crate) fn command_line() -> String {
     if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty())
     {

@@ -48,8 +48,9 @@ pub(crate) fn best_peer(peers: Option<&PeersReport>, row: &Row) -> String {
 fn peers_heading(peers: &PeersReport) -> String {
     let samples = peers.rows.first().map_or(0, |r| r.samples);
     format!(
-        "The best peer is the faster of NCCL and a GEMM in turn (serial) and PyTorch's fused \
-         op on symmetric memory (async-TP): PyTorch {}, NCCL {},\n\
+        "The best peer is the fastest of NCCL and a GEMM in turn (serial), PyTorch's fused op on \
+         symmetric memory (async-TP), and a GEMM before its all-reduce there in one exchange \
+         (one-shot) or two (two-shot): PyTorch {}, NCCL {},\n\
          {samples} rounds on {}: `{}`.\n",
         peers.torch,
         peers.nccl,

@@ -37,7 +37,8 @@ pub enum Table {
 /// Arguments of `flux-bench show`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Files that `flux-bench bench --json` has written
+    /// Files that `flux-bench bench --json` has written; with --compare of any kind of record, and
+    /// with --svg also one of whole layers
     #[arg(value_name = "FILE.json", required = true)]
     pub files: Vec<PathBuf>,
     /// Print a Markdown table of the files; `rows` unless a picture is asked for

@@ -342,7 +342,7 @@ impl Harness {
             expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let numerics = problem.numerics();
         let (row0, col0, segment, own, per_node) = if problem.op().gathers() {
-            // Of the one source, whose product no rank keeps unrounded.
+            // The one source is 0. With `own` of 1 its product counts as sent, and is rounded.
             (0, problem.columns(rank).start, problem.k(), u32::from(expected.unfused), 1)
         } else {
             // no source's partial sums stay as they are where tiles span shards
