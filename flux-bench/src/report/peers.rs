@@ -2,11 +2,10 @@
 //!
 //! Invariant: a missing time has its reason beside it.
 
-use super::{Head, Origin, Row, dashed, ms};
+use super::{Head, Origin, Row, columns, dashed, ms};
 use crate::harness::Times;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 pub(crate) const PEERS_SCHEMA: u32 = 1;
 
@@ -90,27 +89,23 @@ impl PeersReport {
 pub(crate) fn table(report: &PeersReport) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let samples = report.rows.first().map_or(0, |r| r.samples);
-    let mut text = format!(
-        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest \
-         rank\n\n\
-         {}       n       k     gemm   serial  async-TP  one-shot  two-shot  verified\n",
-        report.origin.device,
-        report.torch,
-        report.nccl,
-        Head::ABOVE
+    let time = |times: Option<Times>| dashed(times.map(|t| ms(t.median)));
+    let shown = columns(
+        &report.rows,
+        (Head::COLUMNS, |row| &row.head),
+        &[
+            ("gemm", &|row| time(row.gemm_ms)),
+            ("serial", &|row| time(row.serial_ms)),
+            ("async-TP", &|row| time(row.async_tp_ms)),
+            ("one-shot", &|row| time(row.one_shot_ms)),
+            ("two-shot", &|row| time(row.two_shot_ms)),
+            ("verified", &|row| if row.verified { "yes" } else { "NO" }.to_owned()),
+            ("", &|row| row.why.clone().unwrap_or_default()),
+        ],
     );
-    for r in &report.rows {
-        let time = |times: Option<Times>| dashed(times.map(|t| ms(t.median)));
-        let [gemm, serial] = [r.gemm_ms, r.serial_ms].map(time);
-        let [fused, one_shot, two_shot] = [r.async_tp_ms, r.one_shot_ms, r.two_shot_ms].map(time);
-        let verified = if r.verified { "yes" } else { "NO" };
-        let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
-        let (line, n, k) = (r.head.line(), r.head.n, r.head.k);
-        let _ = writeln!(
-            text,
-            "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9} {one_shot:>9} {two_shot:>9}  \
-             {verified:>8}{why}"
-        );
-    }
-    text
+    format!(
+        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest \
+         rank\n\n{shown}",
+        report.origin.device, report.torch, report.nccl,
+    )
 }

@@ -3,11 +3,10 @@
 //! Invariant: both efficiencies follow one formula, so their difference is the machine's.
 
 use super::table::stands_out;
-use super::{Each, Head, Row, dashed, milliseconds, ms, resolved};
+use super::{Each, Head, Row, columns, dashed, milliseconds, ms, resolved};
 use crate::harness::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 
 /// Calls back to back: milliseconds of a call on the slowest rank, as means over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,36 +48,29 @@ impl Sustained {
 
 /// The rows that have it as text, beside their rounds.
 pub(crate) fn table(rows: &[Row]) -> String {
-    let mut text = String::new();
-    for row in rows {
-        let Some(s) = &row.sustained else { continue };
-        if text.is_empty() {
-            let _ = writeln!(
-                text,
-                "\nback to back, {} s each, alternating: times of a call and E, and the rounds' \
-                 E\n",
-                s.seconds
-            );
-            let _ = writeln!(
-                text,
-                "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference",
-                Head::ABOVE
-            );
-        }
-        let (sustained, rounds) =
-            (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));
-        let shown = |value: Option<f64>| dashed(value.map(|v| format!("{:.1}", v * 100.0)));
-        let [op, gemm, serial] = [s.t_op_ms, s.t_gemm_ms, s.t_serial_ms].map(|t| ms(t.median));
-        let e = shown(s.overlap_efficiency.filter(|_| sustained));
-        let of_rounds = shown(row.overlap_efficiency.filter(|_| rounds));
-        let difference = shown(s.difference.filter(|_| sustained && rounds));
-        let _ = writeln!(
-            text,
-            "{} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}",
-            row.head.line()
-        );
-    }
-    text
+    let rows: Vec<(&Row, &Sustained)> =
+        rows.iter().filter_map(|row| Some((row, row.sustained.as_ref()?))).collect();
+    let Some((_, Sustained { seconds, .. })) = rows.first() else { return String::new() };
+    let resolved_sustained = |s: &Sustained| stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks);
+    let percent = |part: Option<f64>| dashed(part.map(|part| format!("{:.1}", part * 100.0)));
+    let shown = columns(
+        &rows,
+        (Head::COLUMNS, |(row, _)| &row.head),
+        &[
+            ("T_op ms", &|(_, s)| ms(s.t_op_ms.median)),
+            ("T_gemm", &|(_, s)| ms(s.t_gemm_ms.median)),
+            ("T_serial", &|(_, s)| ms(s.t_serial_ms.median)),
+            ("E %", &|(_, s)| percent(s.overlap_efficiency.filter(|_| resolved_sustained(s)))),
+            ("rounds", &|(row, _)| percent(row.overlap_efficiency.filter(|_| resolved(row)))),
+            ("difference", &|(row, s)| {
+                percent(s.difference.filter(|_| resolved(row) && resolved_sustained(s)))
+            }),
+        ],
+    );
+    format!(
+        "\nback to back, {seconds} s each, alternating: times of a call and E, and the rounds' \
+         E\n\n{shown}"
+    )
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! What first calls took.
 
 use crate::harness::Times;
-use crate::report::{Head, Origin, ms};
+use crate::report::{Head, Origin, columns, ms};
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 
 pub(crate) const SCHEMA: u32 = 3;
 
@@ -68,23 +67,21 @@ pub(crate) fn table(report: &FirstCallReport) -> String {
     } else {
         "no call after a rest"
     };
-    let mut text = format!(
-        "{}, TP {tp}, {dtype}\nfirst call after build, a process each; ms, slowest \
-         rank{at_most}\n{rests}\n\n\
-         {}    first     warm  first/warm   enqueue first     warm\n",
-        report.origin.device,
-        Head::ABOVE
+    let shown = columns(
+        &report.rows,
+        (Head::COLUMNS, |row| &row.head),
+        &[
+            ("first", &|row| ms(row.first_call_ms)),
+            ("warm", &|row| ms(row.warm_ms.median)),
+            ("first/warm", &|row| format!("{:.2}", row.of_warm())),
+            ("enqueue first", &|row| ms(row.first_enqueue_ms)),
+            ("warm", &|row| ms(row.warm_enqueue_ms.median)),
+            ("", &|row| if report.keeps(row) { "" } else { "TOO SLOW" }.to_owned()),
+        ],
     );
-    for r in &report.rows {
-        let (line, of_warm) = (r.head.line(), r.of_warm());
-        let [first, warm, enqueue, warm_enqueue] =
-            [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median]
-                .map(ms);
-        let word = if report.keeps(r) { "" } else { "  TOO SLOW" };
-        let _ = writeln!(
-            text,
-            "{line} {first:>8} {warm:>8} {of_warm:>11.2} {enqueue:>15} {warm_enqueue:>8}{word}"
-        );
-    }
-    text
+    format!(
+        "{}, TP {tp}, {dtype}\nfirst call after build, a process each; ms, slowest \
+         rank{at_most}\n{rests}\n\n{shown}",
+        report.origin.device,
+    )
 }
