@@ -68,7 +68,7 @@ pub fn compile_ahead(
 ) -> Result<Vec<Report>, AheadError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     on_threads(sources, threads, 0, |source| {
-        Cubins::compile_ahead(&KernelSource::ours(source, arch), folder).map(|(_, report)| report)
+        Cubins::compile_ahead(&KernelSource::ours(source, arch), folder)
     })
     .into_iter()
     .collect()

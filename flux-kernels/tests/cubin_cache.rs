@@ -26,9 +26,7 @@ fn cubins(folder: &Path) -> Cubins {
 
 fn get(folder: &Path, source: &KernelSource<'_>, version: Version) -> Cubin {
     let cubin = cubins(folder).cached(source, version, || Ok(compiled(source))).unwrap();
-    assert!(
-        cubin.image == compiled(source).cubin && cubin.log == "a log" && cubin.version == version
-    );
+    assert!(cubin.image == compiled(source).cubin && cubin.version == version);
     cubin
 }
 
@@ -42,7 +40,7 @@ fn a_source_is_compiled_once_for_each_version_of_the_compiler() {
     let (newer, other_release) = (Version { minor: 1, ..VERSION }, Version { build: 8, ..VERSION });
     for version in [VERSION, newer, other_release] {
         assert_eq!(get(dir.path(), &SOURCE, version).origin, Origin::Compiled);
-        assert!(matches!(get(dir.path(), &SOURCE, version).origin, Origin::Cached(_)));
+        assert_eq!(get(dir.path(), &SOURCE, version).origin, Origin::Cached);
     }
     let other = KernelSource { text: "other", ..SOURCE };
     assert_eq!(get(dir.path(), &other, VERSION).origin, Origin::Compiled);
@@ -114,7 +112,7 @@ fn threads_that_race_all_get_the_whole_cubin() {
                 });
             }
         });
-        assert!(matches!(get(dir.path(), &source, VERSION).origin, Origin::Cached(_)));
+        assert_eq!(get(dir.path(), &source, VERSION).origin, Origin::Cached);
     }
     assert_eq!(files(dir.path()).len(), 10, "no temporary file is left");
 }
@@ -157,6 +155,6 @@ fn processes_that_race_and_damage_all_get_the_whole_cubin() {
         let text = format!("text {text}");
         let source = KernelSource { text: &text, ..SOURCE };
         get(dir.path(), &source, VERSION);
-        assert!(matches!(get(dir.path(), &source, VERSION).origin, Origin::Cached(_)));
+        assert_eq!(get(dir.path(), &source, VERSION).origin, Origin::Cached);
     }
 }

@@ -4,16 +4,16 @@
 //! the image, so that CUDA's tools read it.
 //!
 //! ```text
-//! [ image ][ log, UTF-8 ][ trailer ]
-//! trailer: [ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ]
-//!          [ build u32 ][ key 32 ][ SHA-256 of all before 32 ]
+//! [ image ][ trailer ]
+//! trailer: [ magic 8 ][ NVRTC major u32 ][ minor u32 ][ build u32 ][ key 32 ]
+//!          [ SHA-256 of all before 32 ]
 //! ```
 
 use crate::nvrtc::{KernelSource, Version};
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8; 8] = b"FLUXCUB2";
-const TRAILER: usize = 8 + 8 + 8 + 4 + 4 + 4 + 32 + 32;
+const MAGIC: &[u8; 8] = b"FLUXCUB3";
+const TRAILER: usize = 8 + 4 + 4 + 4 + 32 + 32;
 
 /// SHA-256 of everything that a compilation depends on, besides the version of NVRTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,18 +67,14 @@ impl Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) image: Vec<u8>,
-    pub(super) log: String,
     pub(super) version: Version,
 }
 
 impl Entry {
     pub(super) fn encode(&self, key: &Key) -> Vec<u8> {
-        let mut file = Vec::with_capacity(self.image.len() + self.log.len() + TRAILER);
+        let mut file = Vec::with_capacity(self.image.len() + TRAILER);
         file.extend(&self.image);
-        file.extend(self.log.as_bytes());
         file.extend(MAGIC);
-        file.extend((self.image.len() as u64).to_le_bytes());
-        file.extend((self.log.len() as u64).to_le_bytes());
         file.extend(self.version.major.to_le_bytes());
         file.extend(self.version.minor.to_le_bytes());
         file.extend(self.version.build.to_le_bytes());
@@ -100,21 +96,13 @@ impl Entry {
         if magic != MAGIC {
             return Err("it is of another format");
         }
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
-        let half = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
-        let (image_bytes, log_bytes) = (number(0), number(8));
-        let version = Version { major: half(16), minor: half(20), build: half(24) };
-        if trailer[28..] != key.0 {
+        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| trailer[at + i]));
+        let version = Version { major: number(0), minor: number(4), build: number(8) };
+        if trailer[12..] != key.0 {
             return Err("it is of another source");
         }
-        if image_bytes.checked_add(log_bytes) != Some(body as u64) {
-            return Err("its lengths do not fit");
-        }
         file.truncate(body);
-        let log =
-            file.split_off(usize::try_from(image_bytes).map_err(|_| "its lengths do not fit")?);
-        let log = String::from_utf8(log).map_err(|_| "its log is not text")?;
-        Ok(Self { image: file, log, version })
+        Ok(Self { image: file, version })
     }
 }
 
@@ -132,11 +120,7 @@ mod tests {
     };
 
     fn entry() -> Entry {
-        Entry {
-            image: b"image".to_vec(),
-            log: "log".to_owned(),
-            version: Version { major: 13, minor: 0, build: 7 },
-        }
+        Entry { image: b"image".to_vec(), version: Version { major: 13, minor: 0, build: 7 } }
     }
 
     #[test]
@@ -159,7 +143,7 @@ mod tests {
     fn an_entry_comes_back_as_it_was() {
         let key = Key::of(&SOURCE);
         assert_eq!(Entry::decode(entry().encode(&key), &key), Ok(entry()));
-        let empty = Entry { image: Vec::new(), log: String::new(), ..entry() };
+        let empty = Entry { image: Vec::new(), ..entry() };
         assert_eq!(Entry::decode(empty.encode(&key), &key), Ok(empty));
     }
 

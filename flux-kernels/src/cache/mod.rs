@@ -14,12 +14,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where a cubin came from.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A file compiled ahead of time.
-    AheadOfTime(PathBuf),
+    AheadOfTime,
     /// A file in the cache.
-    Cached(PathBuf),
+    Cached,
     /// The compiler, now.
     Compiled,
 }
@@ -29,8 +29,6 @@ pub enum Origin {
 pub struct Cubin {
     /// The image that the driver loads.
     pub image: Vec<u8>,
-    /// What the compiler said.
-    pub log: String,
     /// The compiler's version.
     pub version: Version,
     /// Where it came from.
@@ -83,13 +81,11 @@ impl Cubins {
     fn ahead_of_time(&self, source: &KernelSource<'_>) -> Option<Cubin> {
         let key = Key::of(source);
         let file = key.file_name(source.name, None);
-        let found = self.ahead_of_time.iter().find_map(|folder| {
-            read(&folder.join(&file), &key).map(|entry| (folder.join(&file), entry))
-        });
+        let found = self.ahead_of_time.iter().find_map(|folder| read(&folder.join(&file), &key));
         if found.is_none() {
             tracing::debug!(file, folders = ?self.ahead_of_time, "not compiled ahead of time");
         }
-        found.map(|(path, entry)| Cubin::new(entry, Origin::AheadOfTime(path)))
+        found.map(|entry| Cubin::new(entry, Origin::AheadOfTime))
     }
 
     /// The cached cubin of a source as `version` compiles it; else the result of `compile`, which
@@ -108,13 +104,12 @@ impl Cubins {
             .cache
             .as_ref()
             .map(|folder| folder.join(key.file_name(source.name, Some(version))));
-        if let Some((path, entry)) = path.as_ref().and_then(|path| Some((path, read(path, &key)?)))
+        if let Some(entry) = path.as_ref().and_then(|path| read(path, &key))
             && entry.version == version
         {
-            return Ok(Cubin::new(entry, Origin::Cached(path.clone())));
+            return Ok(Cubin::new(entry, Origin::Cached));
         }
-        let Compiled { cubin, log, .. } = compile()?;
-        let entry = Entry { image: cubin, log, version };
+        let entry = Entry { image: compile()?.cubin, version };
         if let Some(path) = &path
             && let Err(error) = write(path, &entry.encode(&key))
         {
@@ -131,15 +126,15 @@ impl Cubins {
     pub(crate) fn compile_ahead(
         source: &KernelSource<'_>,
         folder: &Path,
-    ) -> Result<(PathBuf, Report), AheadError> {
+    ) -> Result<Report, AheadError> {
         let nvrtc = Nvrtc::get().map_err(CompileError::from)?;
-        let Compiled { cubin, log, report } = nvrtc.compile(source)?;
+        let Compiled { cubin, report, .. } = nvrtc.compile(source)?;
         let key = Key::of(source);
         let path = folder.join(key.file_name(source.name, None));
-        let entry = Entry { image: cubin, log, version: nvrtc.version() };
+        let entry = Entry { image: cubin, version: nvrtc.version() };
         write(&path, &entry.encode(&key))
-            .map_err(|error| AheadError::Write { path: path.clone(), reason: error.to_string() })?;
-        Ok((path, report))
+            .map_err(|error| AheadError::Write { path, reason: error.to_string() })?;
+        Ok(report)
     }
 }
 
@@ -189,8 +184,8 @@ flux_core::debug_is_text!(AheadError);
 
 impl Cubin {
     fn new(entry: Entry, origin: Origin) -> Self {
-        let Entry { image, log, version } = entry;
-        Self { image, log, version, origin }
+        let Entry { image, version } = entry;
+        Self { image, version, origin }
     }
 }
 
@@ -240,11 +235,8 @@ mod tests {
     fn a_cubin_compiled_ahead_of_time_is_found_without_a_compiler_and_by_this_source_only() {
         let dir = tempfile::tempdir().unwrap();
         let key = Key::of(&SOURCE);
-        let entry = Entry {
-            image: b"image".to_vec(),
-            log: String::new(),
-            version: Version { major: 13, minor: 0, build: 7 },
-        };
+        let version = Version { major: 13, minor: 0, build: 7 };
+        let entry = Entry { image: b"image".to_vec(), version };
         let path = dir.path().join("second").join(key.file_name(SOURCE.name, None));
         write(&path, &entry.encode(&key)).unwrap();
         let cubins = Cubins {
@@ -253,10 +245,7 @@ mod tests {
         };
 
         let cubin = cubins.get(&SOURCE).unwrap();
-        assert_eq!(
-            (&cubin.image[..], &cubin.origin),
-            (&b"image"[..], &Origin::AheadOfTime(path.clone()))
-        );
+        assert_eq!((&cubin.image[..], cubin.origin), (&b"image"[..], Origin::AheadOfTime));
         assert_eq!(cubins.ahead_of_time(&KernelSource { text: "changed", ..SOURCE }), None);
         std::fs::write(path, "damage").unwrap();
         assert_eq!(cubins.ahead_of_time(&SOURCE), None);
