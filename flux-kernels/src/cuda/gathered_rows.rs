@@ -2,14 +2,12 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
+use super::row_wise::row_wise;
 use crate::abi::GatheredRowsParams;
 use flux_core::layout::control;
 use flux_core::numerics::VECTOR_BYTES;
 use flux_core::{Problem, Rank};
-use flux_cuda::{Function, Launch, Module};
-
-/// Most threads of a CTA: the kernel's launch bound.
-const THREADS: u32 = 512;
+use flux_cuda::{Function, Module};
 
 /// The loaded kernel.
 #[derive(Debug)]
@@ -95,9 +93,7 @@ impl GatheredRows {
             flattened: u32::from(flattened),
         };
         let vectors = row_bytes as u32 / VECTOR_BYTES;
-        let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
-        let grid = (problem.m(), 1);
-        let launch = Launch { grid, threads, shared_bytes: 0, stream, programmatic };
+        let launch = row_wise(problem.m(), vectors, stream, programmatic);
         // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in
         // it.
         Ok(unsafe { self.module.launch(self.function, launch, &params) }?)

@@ -6,7 +6,6 @@
 mod args;
 mod encode;
 mod error;
-mod functions;
 mod gathered_rows;
 mod kernel;
 mod launch;
@@ -14,6 +13,7 @@ mod loaded;
 mod program;
 mod quantize;
 mod rms_norm;
+mod row_wise;
 mod tensor_map;
 mod trace;
 mod warm_up;

@@ -2,20 +2,13 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
-use super::functions::Functions;
+use super::row_wise::{RowKernel, row_wise};
 use crate::abi::QuantizeParams;
 use flux_core::{DType, Scales};
-use flux_cuda::{Launch, Module};
-
-/// Most threads of a CTA: the kernels' launch bound.
-const THREADS: u32 = 512;
 
 /// The loaded kernel, for both element types.
 #[derive(Debug)]
-pub struct Quantize {
-    module: Module,
-    functions: Functions,
-}
+pub struct Quantize(RowKernel);
 
 /// The operands of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +75,7 @@ impl Quantize {
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
-        let module = Module::load(cubin)?;
-        let functions = Functions([
-            module.function(c"flux_quantize_bf16", 0)?,
-            module.function(c"flux_quantize_fp16", 0)?,
-        ]);
-        Ok(Self { module, functions })
+        Ok(Self(RowKernel::load(cubin, [c"flux_quantize_bf16", c"flux_quantize_fp16"])?))
     }
 
     /// Enqueues what [`quantize`](crate::cpu::quantize) does, with the same bits, for rows of
@@ -105,16 +93,9 @@ impl Quantize {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = self.functions.of(dtype);
-        let threads = (args.cols / dtype.per_vector()).next_multiple_of(32).clamp(32, THREADS);
-        let launch = Launch {
-            grid: (args.rows, 1),
-            threads,
-            shared_bytes: 0,
-            stream: args.stream,
-            programmatic: args.programmatic,
-        };
+        let QuantizeArgs { rows, cols, stream, programmatic, .. } = *args;
+        let launch = row_wise(rows, cols / dtype.per_vector(), stream, programmatic);
         // SAFETY: the kernel takes `QuantizeParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(function, launch, &args.params()) }?)
+        unsafe { self.0.launch(dtype, launch, &args.params()) }
     }
 }

@@ -2,20 +2,14 @@
 
 use super::args::Matrix;
 use super::error::LaunchError;
-use super::functions::Functions;
+use super::row_wise::{RowKernel, row_wise};
 use crate::abi::RmsNormParams;
 use flux_core::DType;
-use flux_cuda::{Launch, Module};
-
-/// Most threads of a CTA: the kernels' launch bound.
-const THREADS: u32 = 512;
+use flux_cuda::Launch;
 
 /// The loaded kernel, for both element types.
 #[derive(Debug)]
-pub struct RmsNorm {
-    module: Module,
-    functions: Functions,
-}
+pub struct RmsNorm(RowKernel);
 
 /// The operands of one launch.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +48,8 @@ impl RmsNormArgs {
 
     /// A CTA for each row of such elements.
     pub(crate) fn launch(&self, dtype: DType) -> Launch {
-        let vectors = self.cols / dtype.per_vector();
-        let threads = vectors.next_multiple_of(32).clamp(32, THREADS);
-        let Self { stream, programmatic, .. } = *self;
-        Launch { grid: (self.rows, 1), threads, shared_bytes: 0, stream, programmatic }
+        let Self { rows, cols, stream, programmatic, .. } = *self;
+        row_wise(rows, cols / dtype.per_vector(), stream, programmatic)
     }
 }
 
@@ -68,12 +60,7 @@ impl RmsNorm {
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
-        let module = Module::load(cubin)?;
-        let functions = Functions([
-            module.function(c"flux_rms_norm_bf16", 0)?,
-            module.function(c"flux_rms_norm_fp16", 0)?,
-        ]);
-        Ok(Self { module, functions })
+        Ok(Self(RowKernel::load(cubin, [c"flux_rms_norm_bf16", c"flux_rms_norm_fp16"])?))
     }
 
     /// Enqueues `out = y / sqrt(mean(y^2) + eps) * gain` for each row of elements of
@@ -90,8 +77,7 @@ impl RmsNorm {
         if args.rows == 0 {
             return Ok(());
         }
-        let function = self.functions.of(dtype);
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        Ok(unsafe { self.module.launch(function, args.launch(dtype), &args.params()) }?)
+        unsafe { self.0.launch(dtype, args.launch(dtype), &args.params()) }
     }
 }
