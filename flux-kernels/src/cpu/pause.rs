@@ -3,7 +3,7 @@
 //! Invariant: the clock of a wait starts at its first pause, so a signal that has arrived costs no
 //! reading of it.
 
-use crossbeam::utils::Backoff;
+use crossbeam_utils::Backoff;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
