@@ -188,18 +188,7 @@ impl Part {
         wide
     }
 
-    /// The codes, and behind those of each row so many bytes more: its scales, then zeros.
-    ///
-    /// # Panics
-    /// As [`Self::write_codes`].
-    pub fn codes<X: Element>(&self, behind: usize) -> Vec<X> {
-        let wide = self.window.cols as usize + behind;
-        let mut all = vec![X::zeroed(); self.window.rows as usize * wide];
-        self.write_codes(&mut all, behind);
-        all
-    }
-
-    /// The same, into memory.
+    /// Writes the codes, and behind those of each row so many bytes more: its scales, then zeros.
     ///
     /// # Panics
     /// If `to` is not as long, or of another type.

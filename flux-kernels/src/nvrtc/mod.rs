@@ -216,14 +216,6 @@ fn release(ptx: &str) -> Option<&str> {
     lines.next()?.rsplit_once(", V").map(|(_, release)| release.trim())
 }
 
-/// Compiles with the library of this process; see [`Nvrtc::get`].
-///
-/// # Errors
-/// As [`Nvrtc::get`] and [`Nvrtc::compile`].
-pub fn compile(source: &KernelSource<'_>) -> Result<Compiled, CompileError> {
-    Nvrtc::get()?.compile(source)
-}
-
 /// An NVRTC program, destroyed when dropped.
 struct Program<'l> {
     library: &'l Library,

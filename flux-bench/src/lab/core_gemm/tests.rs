@@ -264,11 +264,12 @@ fn rows<X: Element>(
     seed: u64,
     behind: usize,
 ) -> Vec<X> {
-    if operands.problem.numerics().scales != Scales::None {
-        return part.codes(behind);
+    let mut to = vec![X::from_f32(0.0); elements(window) + window.rows as usize * behind];
+    if operands.problem.numerics().scales == Scales::None {
+        data::fill(&mut to, window, seed, operands.fill);
+    } else {
+        part.write_codes(&mut to, behind);
     }
-    let mut to = vec![X::from_f32(0.0); elements(window)];
-    data::fill(&mut to, window, seed, operands.fill);
     to
 }
 
