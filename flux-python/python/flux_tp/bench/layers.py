@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +16,17 @@ import torch
 from .attention import KV_LENGTH, SEQUENCE, causal, decoding
 from .clock import Clock, captured, figures
 from .fp8 import quantized_layer, with_scales_of_inputs
+from .measure import measure
 from .memory import free_on_host, least_bytes, refusal
 from .models import MODELS
 from .modes import MODES, AllReduce, Calibrating, Dequantised, Mode
 from .options import Options
-from .ranks import Ranks
+from .ranks import Ranks, say
 from .record import Record
-from .show import line
 from .stack import TOLERANCE, Inputs, Step, reference, step, worst_row
 from .weights import Layer, random_layer
 
-__all__ = ["attempt", "run", "say", "verified"]
+__all__ = ["attempt", "run", "verified"]
 
 
 def verified(errors: Mapping[str, float], bound: float) -> bool:
@@ -46,24 +46,20 @@ def run(options: Options) -> None:
     record = Record(ranks, "layers", options, own) if ranks.rank == 0 else None
     if record:
         print(f"{ranks.comm.explain()}\n", flush=True)
+    measure(ranks, options, record, _cases(ranks, options))
+    ranks.close()
+
+
+def _cases(ranks: Ranks, options: Options) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Every model, phase and ``m``; the layers of one model at a time."""
     for name in options.models:
         say(ranks, f"{name}: random weights of {options.layers} layers")
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
         narrow = [quantized_layer(layer, options.scales) for layer in layers] if options.scales else None
         for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
-            if ranks.past(options.time_limit):
-                if record:
-                    print(f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} m = {m}")
-                return ranks.close()
-            row = _row(ranks, options, name, layers, narrow, phase, m)
-            if record:
-                record.add(row)
-                print(line(row), flush=True)
-            if ranks.device.type == "cuda":
-                torch.cuda.empty_cache()
+            yield f"{name} {phase} m = {m}", partial(_row, ranks, options, name, layers, narrow, phase, m)
         del layers, narrow
-    ranks.close()
 
 
 def _free(ranks: Ranks) -> tuple[int, int]:
@@ -71,12 +67,6 @@ def _free(ranks: Ranks) -> tuple[int, int]:
     if ranks.device.type == "cuda":
         return torch.cuda.mem_get_info(ranks.device)[0], 1
     return free_on_host(), int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
-
-
-def say(ranks: Ranks, step: str) -> None:
-    """Tells the step that begins, on rank 0."""
-    if ranks.rank == 0:
-        print(step, file=sys.stderr, flush=True)
 
 
 def _row(

@@ -5,7 +5,6 @@ Invariant: all modes have the same initial weights and tokens, and make the same
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,12 +20,12 @@ import flux_tp
 
 from . import styles
 from .clock import WARM_UP, Clock, captured, figures
-from .layers import attempt, say
+from .layers import attempt
+from .measure import measure
 from .models import MODELS
 from .options import Options
-from .ranks import Ranks
+from .ranks import Ranks, say
 from .record import Record
-from .show import line
 from .stack import difference
 
 __all__ = ["run"]
@@ -69,18 +68,8 @@ def run(options: Options) -> None:
     mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("tp",))
     own = {"layers": options.layers, "prompt": PROMPT, "tolerances": TOLERANCES, "transformers": transformers}
     record = Record(ranks, "models", options, own) if ranks.rank == 0 else None
-    for name, phase, count in ((name, phase, count) for name in options.models for phase in options.phases for count in options.rows(phase)):
-        if ranks.past(options.time_limit):
-            say(ranks, f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} {count}")
-            break
-        row = _row(ranks, mesh, options, name, phase, count)
-        if record:
-            record.add(row)
-            print(line(row), flush=True)
-        # Graphs and compiled models refer to themselves.
-        gc.collect()
-        if ranks.device.type == "cuda":
-            torch.cuda.empty_cache()
+    cases = ((name, phase, count) for name in options.models for phase in options.phases for count in options.rows(phase))
+    measure(ranks, options, record, ((" ".join(map(str, case)), partial(_row, ranks, mesh, options, *case)) for case in cases))
     ranks.close()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ with warnings.catch_warnings():
 
 from .attention import SEQUENCE
 from .clock import Clock, figures
+from .measure import measure
 from .models import MODELS, Model
 from .options import Options
 from .ranks import Ranks
 from .record import Record
-from .show import line
 from .stack import difference
 
 __all__ = ["Attention", "run", "start"]
@@ -129,17 +130,8 @@ def run(options: Options) -> None:
     own = {"layers": options.layers, "sequence": SEQUENCE, "vocabulary": VOCABULARY, "tolerance": TOLERANCE, "megatron_core": __version__}
     record = Record(ranks, "megatron", options, own) if ranks.rank == 0 else None
     with megatron.connect(transport=ranks.comm.transport, max_m=max(options.rows("train")), device=ranks.device.index):
-        for name, m in ((name, m) for name in options.models for m in options.rows("train")):
-            if ranks.past(options.time_limit):
-                if record:
-                    print(f"the time limit of {options.time_limit:.0f} s is reached before {name} m = {m}")
-                break
-            row = _row(ranks, options, name, m)
-            if record:
-                record.add(row)
-                print(line(row), flush=True)
-            if ranks.device.type == "cuda":
-                torch.cuda.empty_cache()
+        cases = ((name, m) for name in options.models for m in options.rows("train"))
+        measure(ranks, options, record, ((f"{name} m = {m}", partial(_row, ranks, options, name, m)) for name, m in cases))
     ranks.close()
 
 

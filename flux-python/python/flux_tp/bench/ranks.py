@@ -6,6 +6,7 @@ Invariant: NVLink multicast is off in every library that could use it.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import flux_tp
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "say"]
 
 TIMEOUT = 60.0
 """Seconds for which a rank waits for the others."""
@@ -85,3 +86,9 @@ class Ranks:
     def close(self) -> None:
         self.comm.close()
         dist.destroy_process_group()
+
+
+def say(ranks: Ranks, step: str) -> None:
+    """Tells the step that begins, on rank 0."""
+    if ranks.rank == 0:
+        print(step, file=sys.stderr, flush=True)
