@@ -64,6 +64,21 @@ pub(crate) fn run(
     }
 }
 
+/// How a run came to no success, with the last lines of its log; `None` where it succeeded.
+pub(crate) fn failure(ended: Option<ExitStatus>, limit: Duration, log: &Path) -> Option<String> {
+    let how = match ended {
+        Some(status) if status.success() => return None,
+        Some(status) => format!("failed, {status}:"),
+        None => format!("took more than {} s: see --limit", limit.as_secs_f64()),
+    };
+    Some(format!("{how}\n{}", said(log)))
+}
+
+/// The last lines of a log, for an error.
+pub(crate) fn said(log: &Path) -> String {
+    tail(log, 20).join("\n")
+}
+
 /// The last `lines` lines of a log; none where it cannot be read.
 pub(crate) fn tail(log: &Path, lines: usize) -> Vec<String> {
     let text = std::fs::read(log).unwrap_or_default();

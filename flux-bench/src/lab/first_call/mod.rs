@@ -105,11 +105,10 @@ fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Re
     if args.defect.spoil {
         command.arg("--spoil");
     }
-    let said = || limited::tail(&log, 20).join("\n");
-    match limited::run(&mut command, Duration::from_secs(args.limit), &log)? {
-        Some(status) if status.success() => {}
-        Some(status) => bail!("{problem} failed, {status}:\n{}", said()),
-        None => bail!("{problem} took more than {} s: see --limit\n{}", args.limit, said()),
+    let limit = Duration::from_secs(args.limit);
+    let ended = limited::run(&mut command, limit, &log)?;
+    if let Some(how) = limited::failure(ended, limit, &log) {
+        bail!("{problem} {how}");
     }
     Ok(serde_json::from_slice(&std::fs::read(&row)?)?)
 }

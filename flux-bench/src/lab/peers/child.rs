@@ -5,7 +5,7 @@
 
 use crate::limited;
 use crate::report::PeerRow;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs;
@@ -16,8 +16,6 @@ use std::time::Duration;
 
 /// The script, carried in this program: a GPU host needs nothing but PyTorch beside it.
 const SCRIPT: &str = include_str!("../../../peers/async_tp.py");
-/// Lines of its output that an error repeats.
-const TAIL: usize = 20;
 
 /// What the script is to do; its documentation names the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -81,32 +79,21 @@ pub(super) fn run(
         command.env_remove(variable);
     }
     command.env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");
-    let said = || limited::tail(&log, TAIL).join("\n");
-    match limited::run(&mut command, limit, &log) {
-        Ok(Some(status)) if status.success() => {}
-        Ok(Some(status)) => bail!("timing the peers failed, {status}:\n{}", said()),
-        Ok(None) => {
-            let rows = read(&out).map_or(0, |(_, rows)| rows.len());
-            bail!(
-                "timing the peers took more than {} s and was ended after {rows} rows: see \
-                 --limit\n{}",
-                limit.as_secs_f64(),
-                said()
-            )
+    let ended = limited::run(&mut command, limit, &log).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let python = python.to_string_lossy();
+            anyhow!("{python} was not found: the peers need Python 3 with PyTorch")
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!(
-                "{} was not found: the peers need Python 3 with PyTorch",
-                python.to_string_lossy()
-            )
-        }
-        Err(error) => return Err(error).context("Python cannot be run"),
+        _ => anyhow::Error::new(error).context("Python cannot be run"),
+    })?;
+    let wanted: usize = job.cases.iter().map(|c| c.ms.len()).sum();
+    if let Some(how) = limited::failure(ended, limit, &log) {
+        let rows = read(&out).map_or(0, |(_, rows)| rows.len());
+        bail!("timing the peers, with {rows} rows of {wanted} done, {how}");
     }
     let (versions, rows) = read(&out)?;
-    let wanted: usize = job.cases.iter().map(|c| c.ms.len()).sum();
-    if rows.len() != wanted {
-        bail!("the script wrote {} rows of {wanted}:\n{}", rows.len(), said());
-    }
+    let (done, said) = (rows.len(), || limited::said(&log));
+    ensure!(done == wanted, "the script wrote {done} rows of {wanted}:\n{}", said());
     Ok((versions, rows))
 }
 
