@@ -5,9 +5,8 @@
 
 use crate::harness::Times;
 use crate::record::{self, Figure, Record};
-use crate::report::{dashed, ms};
+use crate::report::{dashed, markdown_table, ms};
 use anyhow::{bail, ensure};
-use std::fmt::Write as _;
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -151,13 +150,10 @@ impl Comparison {
 
     /// As Markdown.
     pub(crate) fn markdown(&self, bound: Bound) -> String {
-        let mut text = self.notes().join("\n\n") + "\n\n";
-        let _ = writeln!(text, "| {} |\n|---|--:|--:|--:|--:|--:|--:|---|", COLUMNS.join(" | "));
-        for pair in &self.pairs {
-            let _ = writeln!(text, "| {} |", Self::cells(pair, bound).join(" | "));
-        }
-        let _ = writeln!(text, "\n{} {CONTROL}", self.verdict(bound));
-        text
+        let notes = self.notes().join("\n\n");
+        let rows = self.pairs.iter().map(|pair| Self::cells(pair, bound));
+        let table = markdown_table(&COLUMNS, 1..7, rows);
+        format!("{notes}\n\n{table}\n{} {CONTROL}\n", self.verdict(bound))
     }
 
     /// The cells of a row, in the order of [`COLUMNS`].

@@ -3,8 +3,8 @@
 use super::html::{Cell, Column, Html, Of};
 use super::{Named, ahead, machines, peers_of};
 use crate::record::Record;
-use crate::report::{PeersReport, Report, Row, ms};
-use crate::show::{best_peer, charts, efficiency, extremes, legends, speed_up};
+use crate::report::{PeersReport, Report, Row, efficiency, ms};
+use crate::show::{best_peer, charts, extremes, legends, speed_up};
 
 pub(super) fn section(page: &mut Html, records: &[Named]) {
     let mut of = None;

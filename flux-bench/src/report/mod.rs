@@ -5,6 +5,7 @@
 mod execution;
 mod head;
 mod json;
+mod markdown;
 mod origin;
 mod peers;
 mod placement;
@@ -16,6 +17,7 @@ pub use crate::machine::Ranks;
 pub use execution::Execution;
 pub(crate) use head::Head;
 pub(crate) use json::{check_json, write_json};
+pub(crate) use markdown::markdown_table;
 pub(crate) use origin::Origin;
 pub use peers::PeersReport;
 pub(crate) use peers::{PEERS_SCHEMA, PeerRow, table as peers_table};
@@ -24,7 +26,7 @@ pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::{Sustained, table as sustained_table};
 pub(crate) use table::{
-    Column, RowTable, aligned, columns, dashed, ms, of_rounds, resolved, setup, verdict, versions,
+    Column, RowTable, aligned, columns, dashed, efficiency, ms, of_rounds, resolved, setup, verdict, versions,
     what_it_shows,
 };
 

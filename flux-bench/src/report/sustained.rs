@@ -3,7 +3,7 @@
 //! Invariant: both efficiencies follow one formula, so their difference is the machine's.
 
 use super::table::stands_out;
-use super::{Each, Head, Row, columns, dashed, milliseconds, ms, resolved};
+use super::{Each, Head, Row, columns, dashed, efficiency, milliseconds, ms, resolved};
 use crate::harness::Times;
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
             ("T_gemm", &|(_, s)| ms(s.t_gemm_ms.median)),
             ("T_serial", &|(_, s)| ms(s.t_serial_ms.median)),
             ("E %", &|(_, s)| percent(s.overlap_efficiency.filter(|_| resolved_sustained(s)))),
-            ("rounds", &|(row, _)| percent(row.overlap_efficiency.filter(|_| resolved(row)))),
+            ("rounds", &|(row, _)| efficiency(row, 1)),
             ("difference", &|(row, s)| {
                 percent(s.difference.filter(|_| resolved(row) && resolved_sustained(s)))
             }),

@@ -53,9 +53,7 @@ impl RowTable {
             ms(r.t_comm_ms.median),
             ms(r.t_serial_ms.median),
             ms(r.ect_ms),
-            dashed(
-                r.overlap_efficiency.filter(|_| resolved(r)).map(|e| format!("{:.1}", e * 100.0)),
-            ),
+            efficiency(r, 1),
             if r.tflops < 10.0 { format!("{:.4}", r.tflops) } else { format!("{:.0}", r.tflops) },
             verified,
         ];
@@ -115,6 +113,12 @@ fn line(widths: &[usize], cells: impl IntoIterator<Item = impl fmt::Display>) ->
     }
     text.truncate(text.trim_end().len());
     text + "\n"
+}
+
+/// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
+pub(crate) fn efficiency(row: &Row, decimals: usize) -> String {
+    let efficiency = row.overlap_efficiency.filter(|_| resolved(row));
+    dashed(efficiency.map(|part| format!("{:.decimals$}", part * 100.0)))
 }
 
 /// Fewest samples that have a spread.

@@ -3,40 +3,36 @@
 //! Invariant: every row of the report is a row of the table, in the report's order.
 
 use super::machine;
-use crate::report::{PeersReport, Report, Row, dashed, ms, resolved, versions};
-use std::fmt::Write as _;
+use crate::report::{PeersReport, Report, Row, dashed, efficiency, markdown_table, ms, versions};
 
-const HEAD: &str =
-    "| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |";
-const RULE: &str = "|---|---|--:|--:|--:|--:|--:|--:|--:|";
+const COLUMNS: [&str; 9] =
+    ["op", "model", "m", "T_op ms", "T_gemm ms", "T_serial ms", "speed-up", "ECT ms", "E %"];
 
 /// A paragraph that says what was measured where, then the table; with a column of the best peer,
 /// where peers are known.
 pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
-    let mut text = heading(report);
-    if let Some(peers) = peers {
-        text.push_str(&peers_heading(peers));
-    }
-    let (head, rule) = if peers.is_some() { (" best peer ms |", "---|") } else { ("", "") };
-    let _ = writeln!(text, "\n{HEAD}{head}\n{RULE}{rule}");
-    for row in &report.rows {
-        let efficiency = efficiency(row, 1);
+    let mut columns = COLUMNS.to_vec();
+    columns.extend(peers.map(|_| "best peer ms"));
+    let rows = report.rows.iter().map(|row| {
         let [op, gemm, serial, ect] =
             [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
-        let (name, model, speed_up) = (&row.head.op, &row.head.model, speed_up(row));
         let padded = row.serial_m.map_or_else(String::new, |m| format!(" (serial {m})"));
-        let m = format!("{}{padded}", row.head.m);
-        let _ = write!(
-            text,
-            "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | \
-             {efficiency} |"
-        );
-        if peers.is_some() {
-            let _ = write!(text, " {} |", best_peer(peers, row));
-        }
-        text.push('\n');
-    }
-    text
+        let mut cells = vec![
+            row.head.op.clone(),
+            row.head.model.clone(),
+            format!("{}{padded}", row.head.m),
+            op,
+            gemm,
+            serial,
+            format!("{:.2}", speed_up(row)),
+            ect,
+            efficiency(row, 1),
+        ];
+        cells.extend(peers.map(|_| best_peer(peers, row)));
+        cells
+    });
+    let peers = peers.map(peers_heading).unwrap_or_default();
+    format!("{}{peers}\n{}", heading(report), markdown_table(&columns, 2..9, rows))
 }
 
 /// The fastest way of the peers at a row's shape, with its time.
@@ -57,12 +53,6 @@ fn peers_heading(peers: &PeersReport) -> String {
         peers.origin.date.split('T').next().unwrap_or_default(),
         peers.origin.command,
     )
-}
-
-/// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
-pub(crate) fn efficiency(row: &Row, decimals: usize) -> String {
-    let efficiency = row.overlap_efficiency.filter(|_| resolved(row));
-    dashed(efficiency.map(|part| format!("{:.decimals$}", part * 100.0)))
 }
 
 /// How many times as long the serial path takes.

@@ -8,7 +8,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use markdown::{best_peer, efficiency, markdown, speed_up};
+pub(crate) use markdown::{best_peer, markdown, speed_up};
 use svg::svg;
 pub(crate) use svg::{
     Chart, TimeScale, charts, escape, layer_charts, legends, timeline_chart, timeline_legend,

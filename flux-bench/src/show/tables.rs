@@ -4,10 +4,9 @@
 //! none.
 
 use super::extremes;
-use super::markdown::{efficiency, speed_up};
-use crate::report::{Report, Row, dashed};
+use super::markdown::speed_up;
+use crate::report::{Report, Row, dashed, efficiency, markdown_table};
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 /// The overlap efficiency in percent: a line for each record, op and model, a column for each `m`.
 pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
@@ -22,23 +21,20 @@ pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
             lines.push(line);
         }
     }
-    let mut text = "| record | op | model |".to_owned();
-    for m in &ms {
-        let _ = write!(text, " {m} |");
-    }
-    let _ = writeln!(text, "\n|---|---|---|{}", "--:|".repeat(ms.len()));
-    for [record, op, model] in lines {
-        let _ = write!(text, "| `{record}` | {op} | {model} |");
-        for &m in &ms {
+    let extents: Vec<String> = ms.iter().map(ToString::to_string).collect();
+    let columns: Vec<&str> =
+        ["record", "op", "model"].into_iter().chain(extents.iter().map(String::as_str)).collect();
+    let cells = lines.into_iter().map(|[record, op, model]| {
+        let of_m = ms.iter().map(|&m| {
             let is_there = |(name, row): &(&str, &Row)| {
                 (*name, row.head.m, &*row.head.op, &*row.head.model) == (record, m, op, model)
             };
-            let row = rows().find(is_there);
-            let _ = write!(text, " {} |", dashed(row.map(|(_, row)| efficiency(row, 0))));
-        }
-        text.push('\n');
-    }
-    text
+            dashed(rows().find(is_there).map(|(_, row)| efficiency(row, 0)))
+        });
+        let line = [format!("`{record}`"), op.to_owned(), model.to_owned()];
+        line.into_iter().chain(of_m).collect()
+    });
+    markdown_table(&columns, 3..columns.len(), cells)
 }
 
 /// Numbers of rows from which on a call is long.
@@ -48,11 +44,14 @@ const HIGH: f64 = 0.9;
 
 /// A line for each record, with the range of `T_op / T_serial` for few, middling and many rows.
 pub(super) fn summary<'r>(reports: &[(&'r str, &'r Report)]) -> String {
-    let mut text = format!(
-        "| record | m <= 256 | 256 < m < {LONG} | m >= {LONG} | E >= {HIGH}, m >= {LONG} \
-         |\n|---|--:|--:|--:|--:|\n"
-    );
-    for (name, report) in reports {
+    let columns = [
+        "record",
+        "m <= 256",
+        &format!("256 < m < {LONG}"),
+        &format!("m >= {LONG}"),
+        &format!("E >= {HIGH}, m >= {LONG}"),
+    ];
+    let rows = reports.iter().map(|(name, report)| {
         let range = |of: &dyn Fn(u32) -> bool| {
             let (low, high) = extremes(
                 report.rows.iter().filter(|row| of(row.head.m)).map(|row| 1.0 / speed_up(row)),
@@ -63,10 +62,13 @@ pub(super) fn summary<'r>(reports: &[(&'r str, &'r Report)]) -> String {
         let high = long()
             .filter(|row| row.overlap_efficiency.is_some_and(|efficiency| efficiency >= HIGH))
             .count();
-        let [few, some, many] =
-            [range(&|m| m <= 256), range(&|m| m > 256 && m < LONG), range(&|m| m >= LONG)];
-        let _ =
-            writeln!(text, "| `{name}` | {few} | {some} | {many} | {high} of {} |", long().count());
-    }
-    text
+        vec![
+            format!("`{name}`"),
+            range(&|m| m <= 256),
+            range(&|m| m > 256 && m < LONG),
+            range(&|m| m >= LONG),
+            format!("{high} of {}", long().count()),
+        ]
+    });
+    markdown_table(&columns, 1..5, rows)
 }

@@ -15,8 +15,8 @@ pub(crate) use timeline::{
     TimeScale, chart as timeline_chart, legend as timeline_legend, svg as timelines,
 };
 
-use super::{efficiency, extremes, machine};
-use crate::report::{PeersReport, Report, Row};
+use super::{extremes, machine};
+use crate::report::{PeersReport, Report, Row, efficiency};
 use curves::Curve;
 use draw::{Point, bar, line, text};
 
