@@ -10,6 +10,7 @@ mod peers;
 mod soak;
 
 pub use core_gemm::CoreReport;
+pub(crate) use core_gemm::SCHEMA as CORE_SCHEMA;
 pub use first_call::FirstCallReport;
 pub(crate) use first_call::SCHEMA as FIRST_CALL_SCHEMA;
 

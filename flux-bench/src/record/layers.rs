@@ -6,6 +6,9 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+/// Version of the format: `SCHEMA` of `flux_tp.bench.record`.
+pub(super) const LAYERS_SCHEMA: u32 = 1;
+
 /// What `python -m flux_tp.bench` writes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct LayersReport {

@@ -12,15 +12,17 @@ mod tests;
 
 pub(crate) use figures::Figure;
 pub use layers::{LayerRow, LayersReport};
-pub(crate) use simulated::{SimulatedReport, SimulatedRow};
+pub(crate) use simulated::{SimulatedFile, SimulatedReport, SimulatedRow};
 
-use crate::lab::{CoreReport, FIRST_CALL_SCHEMA, FirstCallReport};
+use crate::lab::{CORE_SCHEMA, CoreReport, FIRST_CALL_SCHEMA, FirstCallReport};
 use crate::report::{
     Origin, PEERS_SCHEMA, PeersReport, Report, SCHEMA, SERVING_SCHEMA, ServingReport,
 };
 use anyhow::{Context, bail, ensure};
+use layers::LAYERS_SCHEMA;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use simulated::SIMULATED_SCHEMA;
 use std::fs;
 use std::path::Path;
 
@@ -108,7 +110,9 @@ impl Kind {
             Self::Peers => (PEERS_SCHEMA, PEERS_SCHEMA),
             Self::Serving => (SERVING_SCHEMA, SERVING_SCHEMA),
             Self::FirstCall => (2, FIRST_CALL_SCHEMA),
-            Self::Core | Self::Layers(_) | Self::Simulated | Self::Against => (1, 1),
+            Self::Core => (CORE_SCHEMA, CORE_SCHEMA),
+            Self::Layers(_) => (LAYERS_SCHEMA, LAYERS_SCHEMA),
+            Self::Simulated | Self::Against => (SIMULATED_SCHEMA, SIMULATED_SCHEMA),
         }
     }
 }

@@ -1,11 +1,16 @@
 //! What `flux-bench simulate --json` writes.
 
-use crate::report::{Head, Origin};
+use crate::report::{self, Head, Origin};
+use flux_core::machine::Machine;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Version of the file's format.
+pub(super) const SIMULATED_SCHEMA: u32 = 1;
 
 /// Times of a machine that need not be there; nothing of it was measured.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "SimulatedFile<SimulatedRow>")]
 pub(crate) struct SimulatedReport {
     /// `device` is the machine, of which no GPU was there.
     pub(crate) origin: Origin,
@@ -29,17 +34,40 @@ pub(crate) struct SimulatedRow {
     pub(crate) kernel: bool,
 }
 
-/// As it is in the file.
-#[derive(Deserialize)]
-struct Written {
+/// The file, of these rows.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SimulatedFile<R> {
+    schema: u32,
+    /// Nothing of it was measured, but what a row says to be.
+    simulated: bool,
+    /// The record whose measured times stand in the rows, which makes this one of another kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    against: Option<String>,
     machine: String,
     commit: String,
     command: String,
-    rows: Vec<SimulatedRow>,
+    rows: Vec<R>,
 }
 
-impl From<Written> for SimulatedReport {
-    fn from(Written { machine, commit, command, rows }: Written) -> Self {
+impl<R> SimulatedFile<R> {
+    /// Of this run.
+    pub(crate) fn new(machine: &Machine, against: Option<&Path>, rows: Vec<R>) -> Self {
+        let against = against.and_then(Path::file_name);
+        Self {
+            schema: SIMULATED_SCHEMA,
+            simulated: true,
+            against: against.map(|name| name.to_string_lossy().into_owned()),
+            machine: machine.name.to_owned(),
+            commit: report::commit().to_owned(),
+            command: report::command_line(),
+            rows,
+        }
+    }
+}
+
+impl From<SimulatedFile<SimulatedRow>> for SimulatedReport {
+    fn from(file: SimulatedFile<SimulatedRow>) -> Self {
+        let SimulatedFile { machine, commit, command, rows, .. } = file;
         let origin = Origin { device: machine, commit, command, ..Origin::default() };
         Self { origin, rows }
     }

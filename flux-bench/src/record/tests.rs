@@ -1,6 +1,7 @@
 //! Committed records, and files that are none.
 
 use super::*;
+use flux_core::machine::Machine;
 use std::path::PathBuf;
 
 fn results() -> PathBuf {
@@ -70,7 +71,9 @@ fn a_simulation_is_read_as_one() {
 
 #[test]
 fn a_simulation_beside_measured_times_is_refused_as_what_it_is() {
-    let reason = refused(r#"{"schema":1,"simulated":true,"against":"b.json","rows":[{}]}"#);
+    let path = Path::new("results/b.json");
+    let file = SimulatedFile::new(&Machine::H200, Some(path), vec![0]);
+    let reason = refused(&serde_json::to_string(&file).unwrap());
     let writer = "is what `flux-bench simulate --against FILE.json --json` writes";
     assert!(reason.ends_with(&format!("{writer}: no command shows it")), "{reason}");
 }

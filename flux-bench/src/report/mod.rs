@@ -26,8 +26,8 @@ pub use serving::ServingReport;
 pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::{Sustained, table as sustained_table};
 pub(crate) use table::{
-    Column, RowTable, aligned, columns, dashed, efficiency, ms, of_rounds, resolved, setup, verdict, versions,
-    what_it_shows,
+    Column, RowTable, aligned, columns, dashed, efficiency, ms, of_rounds, resolved, setup,
+    verdict, versions, what_it_shows,
 };
 
 use crate::harness::{Times, Verdict};

@@ -15,12 +15,12 @@ pub use row::{Simulation, plans, table};
 use crate::harness::PlannedLayer;
 use crate::page::Drawings;
 use crate::plan::PlanArgs;
+use crate::record::SimulatedFile;
 use crate::shapes::{self, Layer, LayerArgs};
 use crate::{out, record, report};
 use anyhow::Context;
 use flux_core::machine::Machine;
-use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Fewest rows that the model is meant for.
 pub const LEAST_ROWS: u32 = 512;
@@ -71,39 +71,6 @@ pub(crate) fn machine(word: &str) -> Result<Machine, String> {
     })
 }
 
-/// Version of a record's format.
-const SCHEMA: u32 = 1;
-
-/// What `--json` writes.
-#[derive(Serialize)]
-struct Record<R> {
-    schema: u32,
-    /// Nothing of it was measured, but what a row says to be.
-    simulated: bool,
-    /// The record whose measured times stand in the rows, which makes this one of another kind.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    against: Option<String>,
-    machine: &'static str,
-    commit: &'static str,
-    command: String,
-    rows: Vec<R>,
-}
-
-impl<R> Record<R> {
-    fn new(machine: &Machine, against: Option<&Path>, rows: Vec<R>) -> Self {
-        let against = against.and_then(Path::file_name);
-        Self {
-            schema: SCHEMA,
-            simulated: true,
-            against: against.map(|name| name.to_string_lossy().into_owned()),
-            machine: machine.name,
-            commit: report::commit(),
-            command: report::command_line(),
-            rows,
-        }
-    }
-}
-
 /// Simulates every shape, or every row of the file, and prints the table.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.published {
@@ -118,7 +85,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let compared = compare(&report, args.plan, &args.machine)
             .with_context(|| path.display().to_string())?;
         let table = against::table(&compared, &args.machine);
-        return report::deliver(&table, json, &Record::new(&args.machine, Some(path), compared));
+        return report::deliver(
+            &table,
+            json,
+            &SimulatedFile::new(&args.machine, Some(path), compared),
+        );
     }
     let world = shapes::world(args.tp)?;
     let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
@@ -136,5 +107,5 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         text.push_str(&plans(&rows));
     }
     let record = rows.iter().map(|row| row.row(&args.machine)).collect();
-    report::deliver(&text, json, &Record::new(&args.machine, None, record))
+    report::deliver(&text, json, &SimulatedFile::new(&args.machine, None, record))
 }

@@ -26,7 +26,8 @@ mod sm80_gemm;
 mod tests;
 
 pub use report::CoreReport;
-use report::{CoreRow, SCHEMA, table};
+pub(crate) use report::SCHEMA;
+use report::{CoreRow, table};
 
 use crate::harness::gpu::{Gpu, kernels};
 use crate::harness::{Fill, PlannedLayer};

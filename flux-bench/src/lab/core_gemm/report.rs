@@ -9,7 +9,7 @@ use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-pub(super) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// The kernel beside cuBLASLt, with what is needed to judge and repeat it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
