@@ -33,9 +33,7 @@ pub(super) fn section(page: &mut Html, records: &[Named]) {
         "How many cases, an op of a shape with so many rows, are faster than NCCL and cuBLASLt \
          in turn, and by how much.",
     );
-    let mut items = sums(&all);
-    items.extend(kernel_alone(records));
-    page.list(&items);
+    page.list(&sums(&all));
     by_op(page, &all);
     page.heading("By record: median speed-up by m");
     let range = |number: usize| {
@@ -102,24 +100,6 @@ fn by_op(page: &mut Html, all: &[(&Named, &Report)]) {
         })
         .collect();
     page.table(&columns, &lines);
-}
-
-/// A sentence where nothing but the kernel on one GPU was measured with 8-bit operands.
-fn kernel_alone(records: &[Named]) -> Option<String> {
-    let has = |record: &Record| match record {
-        Record::Ops(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
-        Record::Serving(report) => report.serving.iter().any(|row| is_quantized(&row.head.dtype)),
-        Record::FirstCall(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
-        Record::Core(report) => report.rows.iter().any(|row| is_quantized(&row.head.dtype)),
-        Record::Layers(report) => report.rows.iter().any(|row| is_quantized(row.dtype())),
-        Record::Peers(_) | Record::Simulated(_) => false,
-    };
-    let mut found = records.iter().map(|named| &named.record).filter(|r| has(r)).peekable();
-    found.peek()?;
-    found.all(|record| matches!(record, Record::Core(_))).then(|| {
-        "8-bit operands: the kernel alone on one GPU; no op with traffic and no layer was measured"
-            .to_owned()
-    })
 }
 
 /// A sentence for each transport, and one for the portable kernel.

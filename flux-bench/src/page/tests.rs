@@ -102,22 +102,6 @@ fn a_layers_gain_has_the_colour_of_the_worse_of_the_base_and_the_best_other_way(
 }
 
 #[test]
-fn eight_bit_operands_of_the_kernel_alone_are_said_to_be_that() {
-    let sentence = "no op with traffic and no layer was measured";
-    let names = ["h200-x1-fp8-row-core-tp4", "h200-x4-nvlink"];
-    assert!(changed(&names, |_| ()).contains(sentence));
-    assert!(!changed(&names[1..], |_| ()).contains(sentence));
-    let with_ops = changed(&names, |record| {
-        if record.get("transport").is_some() {
-            for row in record["rows"].as_array_mut().unwrap() {
-                row["dtype"] = "e4m3.row:bf16".into();
-            }
-        }
-    });
-    assert!(!with_ops.contains(sentence));
-}
-
-#[test]
 fn hosts_of_one_machine_and_changed_trees_are_said_to_be() {
     let page = |machines: u32, commit: &str| {
         changed(&["h200-x4-hosts2-mixed"], |record| {
