@@ -65,15 +65,12 @@ struct TuneJob<'a> {
     rounds: usize,
 }
 
-/// `90`, `120s`, `10m` or `1h`.
+/// A time from a second to a day.
 fn budget(word: &str) -> Result<Duration, String> {
-    let units = [("h", 3600), ("m", 60), ("s", 1), ("", 1)];
-    let found = units.into_iter().find_map(|(unit, seconds)| {
-        word.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(seconds)
-    });
-    found
-        .filter(|seconds| (1..=86_400).contains(seconds))
-        .map(Duration::from_secs)
+    let limits = Duration::from_secs(1)..=Duration::from_hours(24);
+    humantime::parse_duration(word)
+        .ok()
+        .filter(|time| limits.contains(time))
         .ok_or_else(|| format!("{word:?} is no time as in 120s or 10m, up to 24h"))
 }
 
@@ -136,17 +133,17 @@ mod tests {
     fn budgets_have_units_and_end() {
         let seconds = |word: &str| budget(word).map(|budget| budget.as_secs()).ok();
         assert_eq!(
-            ["90", "120s", "10m", "24h"].map(seconds),
-            [Some(90), Some(120), Some(600), Some(86_400)]
+            ["120s", "10m", "1h 30m", "24h"].map(seconds),
+            [Some(120), Some(600), Some(5400), Some(86_400)]
         );
         assert_eq!(
             [
                 "",
                 "0s",
-                "1d",
+                "90",
+                "2days",
                 "m",
                 "-1s",
-                "1.5m",
                 "25h",
                 "99999999999999999999s",
                 "9999999999999999h"
