@@ -3,11 +3,9 @@
 //! Invariant: the launch fails where a rank fails, names the first cause, and leaves no rank
 //! behind.
 
-use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};
+use crate::{end, shapes};
 use anyhow::{Context, ensure};
-use flux_core::WorldSize;
-use flux_core::rank::MAX_WORLD;
 use flux_transport::launch::{Failed, Launcher, Others, exit_code};
 use flux_transport::{Environment, World, WorldError};
 use std::ffi::OsString;
@@ -49,8 +47,7 @@ pub(crate) struct Args {
 
 /// Runs the ranks to their end, and returns the exit status of the first cause of a failure, or 0.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
-    let ranks = WorldSize::new(args.ranks)
-        .with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
+    let ranks = shapes::world_of("--ranks", args.ranks)?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
     let mut launcher = Launcher::new(ranks, program)

@@ -5,6 +5,7 @@
 use clap::builder::{RangedI64ValueParser, RangedU64ValueParser};
 use clap::value_parser;
 use flux_core::rank::MAX_WORLD;
+use std::str::FromStr;
 
 /// Rounds at one shape: every rank keeps the times of all ranks, 400 MiB of 16. Also calls of a
 /// trace.
@@ -35,6 +36,14 @@ pub(crate) fn deadline_ms() -> RangedU64ValueParser<u64> {
 /// Ranks that share a GPU, as no world has more.
 pub(crate) fn ranks_per_gpu() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=MAX_WORLD.cast_signed() as i64)
+}
+
+/// A finite number of 0 and more.
+pub(crate) fn not_negative<T: FromStr + Copy + Into<f64>>(word: &str) -> Result<T, String> {
+    let number = word.parse::<T>().ok();
+    number
+        .filter(|&number| (0.0..f64::INFINITY).contains(&number.into()))
+        .ok_or_else(|| format!("{word:?} is no number of 0 and more, as in 1e-6"))
 }
 
 /// A length above 0 in some unit, which an error names.

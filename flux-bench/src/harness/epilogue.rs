@@ -1,6 +1,7 @@
 //! What an op does to its sums before it rounds them, and to the rounded rows: as the command line
 //! says it, and by name.
 
+use crate::limits;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem, ProblemError};
@@ -21,7 +22,7 @@ pub struct EpilogueArgs {
     )]
     pub activation: NamedActivation,
     /// Also normalise the rows of the result, by RMSNorm with this epsilon. Of gemm_rs and gemm_ar
-    #[arg(long, value_name = "EPS", value_parser = eps)]
+    #[arg(long, value_name = "EPS", value_parser = limits::not_negative::<f32>)]
     pub norm: Option<f32>,
 }
 
@@ -30,13 +31,6 @@ fn activations() -> impl TypedValueParser<Value = NamedActivation> {
     let named = |word: String| NamedActivation::ALL.into_iter().find(|named| named.name == word);
     PossibleValuesParser::new(NamedActivation::ALL.map(|named| named.name))
         .try_map(move |word| named(word).ok_or("no activation"))
-}
-
-fn eps(word: &str) -> Result<f32, String> {
-    match word.parse::<f32>() {
-        Ok(eps) if eps.is_finite() && eps >= 0.0 => Ok(eps),
-        _ => Err(format!("{word:?} is no number of 0 and more, as in 1e-6")),
-    }
 }
 
 impl EpilogueArgs {

@@ -2,14 +2,15 @@
 
 use super::{LayersReport, SimulatedReport};
 use crate::lab::{CoreReport, FirstCallReport};
-use crate::report::{Head, PeersReport, Report, Row, ServingReport};
+use crate::report::{Head, PeersReport, Report, Row, ServingReport, milliseconds};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
-use std::time::Duration;
 
 pub(super) fn ops(name: &str, report: &Report) -> anyhow::Result<()> {
-    let medians = |row: &Row| [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
-    rows(name, &report.rows, |row| (&row.head, row.verified, medians(row).to_vec()))?;
+    let times_of = |row: &Row| [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms];
+    rows(name, &report.rows, |row| {
+        (&row.head, row.verified, times_of(row).map(|times| times.median).to_vec())
+    })?;
     let first = &report.rows[0].head;
     for row in &report.rows {
         let (shape, Head { tp, dtype, .. }) = (format!("{name}: {}", row.head), &row.head);
@@ -20,7 +21,7 @@ pub(super) fn ops(name: &str, report: &Report) -> anyhow::Result<()> {
             first.tp,
             first.dtype
         );
-        let [op, gemm, serial] = medians(row).map(|ms| Duration::from_secs_f64(ms / 1e3));
+        let [op, gemm, serial] = times_of(row).map(milliseconds);
         let efficiency = metrics::overlap_efficiency(op, gemm, serial);
         let same = match (efficiency, row.overlap_efficiency) {
             (Some(of_times), Some(said)) => {

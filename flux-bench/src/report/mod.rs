@@ -200,7 +200,7 @@ pub(crate) fn now() -> String {
 }
 
 /// The median, as a time.
-fn milliseconds(times: Times) -> Duration {
+pub(crate) fn milliseconds(times: Times) -> Duration {
     Duration::from_secs_f64(times.median.max(0.0) * 1e-3)
 }
 

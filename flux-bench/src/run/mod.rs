@@ -20,9 +20,9 @@ use crate::harness::{
     ranks, result_window, room, w_window, x_window, y_window,
 };
 use crate::plan::Overrides;
-use crate::{atomic_file, end, launch, machine, out};
-use anyhow::{Context, ensure};
-use flux_core::{OpKind, Problem, SumsTo, WorldSize};
+use crate::{atomic_file, end, launch, machine, out, shapes};
+use anyhow::ensure;
+use flux_core::{OpKind, Problem, SumsTo};
 use flux_kernels::{Element, with_elements};
 use flux_ops::GateLayout;
 use flux_transport::{Select, World};
@@ -77,9 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "--output {} is the file of --input, whose operands it would replace: name another",
         args.output.display()
     );
-    let world = WorldSize::new(args.ranks).with_context(|| {
-        format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD)
-    })?;
+    let world = shapes::world_of("--ranks", args.ranks)?;
     let epilogue = args.epilogue.spec(input.bias().is_some(), input.residual().is_some());
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.numerics, world)?;
     let problem = problem_with(epilogue, problem)?;

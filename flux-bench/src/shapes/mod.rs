@@ -249,8 +249,16 @@ pub(crate) fn parse_partials(word: &str) -> Result<Partials, String> {
 /// # Errors
 /// No world has so many ranks.
 pub fn world(tp: u32) -> anyhow::Result<WorldSize> {
-    WorldSize::new(tp)
-        .with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))
+    world_of("--tp", tp)
+}
+
+/// The world of so many ranks, as this option gives them.
+///
+/// # Errors
+/// As [`world`].
+pub(crate) fn world_of(option: &str, ranks: u32) -> anyhow::Result<WorldSize> {
+    WorldSize::new(ranks)
+        .with_context(|| format!("{option} {ranks} is outside 1 to {}", flux_core::rank::MAX_WORLD))
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@
 
 use super::contenders::Measured;
 use crate::harness::{PlannedLayer, Times, Verdict};
-use crate::report::{Column, Head, Origin, columns, dashed, ms, verdict};
+use crate::report::{Column, Head, Origin, columns, dashed, milliseconds, ms, verdict};
 use flux_core::metrics;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 pub(crate) const SCHEMA: u32 = 1;
 
@@ -92,7 +91,6 @@ impl CoreRow {
         let t_gemm_ms = measured.gemm;
         let [t_core_ms, t_order_ms, t_flags_ms] = measured.ours;
         let problem = &case.problem;
-        let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
             head: Head::new(&case.name, problem),
             plan,
@@ -104,7 +102,7 @@ impl CoreRow {
             core: t_gemm_ms.map(|gemm| gemm.median / t_core_ms.median),
             flags: t_flags_ms.median / t_core_ms.median - 1.0,
             waits: t_flags_ms.median / t_order_ms.median - 1.0,
-            tflops: metrics::tflops(problem.flop_per_rank(), core),
+            tflops: metrics::tflops(problem.flop_per_rank(), milliseconds(t_core_ms)),
             max_rel_err: verdict.max_rel_err(),
             rms_err: None,
             gemm_rms_err: None,

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     pub transport: Select,
     /// How many times a warm call's time a first call may take; 2 on GPUs and any on the host where
     /// left out
-    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    #[arg(long, value_name = "RATIO", value_parser = limits::not_negative::<f64>)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = limits::seconds(1))]
@@ -50,13 +50,6 @@ pub(crate) struct Args {
     pub here: Option<PathBuf>,
     #[command(flatten)]
     defect: Defect,
-}
-
-fn ratio(word: &str) -> Result<f64, String> {
-    match word.parse::<f64>() {
-        Ok(ratio) if ratio.is_finite() && ratio >= 0.0 => Ok(ratio),
-        _ => Err(format!("{word:?} is no number of 0 and more")),
-    }
 }
 
 /// Times every shape in a process of its own, prints the table, writes the file, and says whether
