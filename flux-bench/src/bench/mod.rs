@@ -8,6 +8,7 @@ pub(crate) mod gpu_contenders;
 mod gpu_serial;
 mod host_contenders;
 mod measure;
+mod nccl_peers;
 mod rank;
 mod serial;
 pub(crate) mod serving;
@@ -24,12 +25,11 @@ use crate::harness::{Defect, EpilogueArgs, EpilogueSpec, ranks};
 use crate::plan::OverrideArgs;
 use crate::report::{self, Head, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs, parse_partials};
-use crate::{end, launch, limits, machine};
+use crate::{launch, limits, machine};
 use anyhow::{Context, ensure};
 use flux_core::{Numerics, Partials, Problem, WorldSize};
 use flux_ops::{Activation, Operand};
-use flux_transport::{Environment, Select, TransportKind, World};
-use std::ffi::OsStr;
+use flux_transport::{Select, TransportKind, World};
 use std::path::PathBuf;
 
 /// Arguments of `flux-bench bench`.
@@ -152,7 +152,7 @@ enum Measurement {
 /// Runs the benchmark, prints the table, writes the file, and says whether all rows verified.
 /// Inside a launch this process is one rank, and rank 0 prints and writes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
-    take_peers_from_nccl(args.transport)?;
+    nccl_peers::take(args.transport)?;
     if let Some(right) = launch::as_rank(|world| launched(args, world))? {
         return Ok(right);
     }
@@ -189,32 +189,6 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
 /// Before minutes are spent on what cannot be written.
 fn check(args: &Args) -> anyhow::Result<()> {
     report::check_json(args.json.as_deref())
-}
-
-const NO_PEERS: &str = "NCCL_P2P_DISABLE";
-
-/// Takes peer access from NCCL, whose collectives the op is compared with, where the op goes without
-/// it. Nothing else of the program has begun.
-fn take_peers_from_nccl(transport: Select) -> anyhow::Result<()> {
-    if !leaves_peers_to_nccl(machine::asked(transport)?, std::env::var_os(NO_PEERS).as_deref()) {
-        return Ok(());
-    }
-    // SAFETY: the only thread is the one that runs `main`: ranks, transports and the driver begin
-    // later.
-    unsafe { std::env::set_var(NO_PEERS, "1") };
-    if Environment::read().is_ok_and(|launched| launched.rank.get() > 0) {
-        return Ok(());
-    }
-    end::say(&format!(
-        "{NO_PEERS}=1 is set: over pcie the serial path's NCCL has no peer access either, unless \
-         {NO_PEERS}=0 is given"
-    ));
-    Ok(())
-}
-
-/// Whether NCCL would use peer access beside an op of this transport, with the variable's value.
-fn leaves_peers_to_nccl(transport: Select, variable: Option<&OsStr>) -> bool {
-    transport == Select::Pcie && variable.is_none_or(OsStr::is_empty)
 }
 
 fn tell(job: &BenchJob<'_>, found: BenchResult) -> anyhow::Result<bool> {
@@ -298,22 +272,3 @@ fn cases(
 }
 
 pub(crate) const SEED: u64 = 0x5EED_F10C_u64;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nccl_keeps_peer_access_but_over_pcie_unless_the_user_gives_it() {
-        let taken = |transport, variable: Option<&str>| {
-            leaves_peers_to_nccl(transport, variable.map(OsStr::new))
-        };
-        assert!(taken(Select::Pcie, None) && taken(Select::Pcie, Some("")));
-        for variable in ["0", "1"] {
-            assert!(!taken(Select::Pcie, Some(variable)));
-        }
-        for transport in [Select::Auto, Select::NvLink, Select::Mixed, Select::Nccl, Select::Host] {
-            assert!(!taken(transport, None), "{transport}");
-        }
-    }
-}

@@ -227,47 +227,6 @@ fn an_efficiency_of_few_samples_is_not_shown() {
 }
 
 #[test]
-fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
-    let words = [
-        "/opt/flux-bench",
-        "bench",
-        "--json",
-        "/data/out/x.json",
-        "--json=/data/y.json",
-        "results/z.json",
-        "it's",
-    ];
-    let set = [
-        ("FLUX_CUBIN_DIR", "../here/cubins/"),
-        ("FLUX_NCCL_LIB", "/opt/libnccl.so.2"),
-        ("FLUX_NVRTC_LIB", ""),
-        ("FLUX_PLAN_TABLE", "/data/plans.csv"),
-        ("FLUX_LOG", "info"),
-    ];
-    let set = set.into_iter().chain([
-        ("NCCL_P2P_DISABLE", "1"),
-        ("NCCL_NVLS_ENABLE", "0"),
-        ("HOME", "/x"),
-        ("FLUX_NODES", "2"),
-        ("FLUX_ARCH", "sm_80"),
-        ("CUDA_VISIBLE_DEVICES", "0,1"),
-    ]);
-    let set = set.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let line = shown(set, words.map(str::to_owned).into_iter());
-    assert_eq!(
-        line,
-        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 FLUX_PLAN_TABLE=plans.csv NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
-    );
-}
-
-#[test]
-fn words_of_a_command_line_stay_on_its_line() {
-    let words = ["flux-bench", "sh", "-c", "export X=1\nexec it's \\t\t\u{1b}\u{85}é"];
-    let line = shown(std::iter::empty(), words.map(str::to_owned).into_iter());
-    assert_eq!(line, r"flux-bench sh -c $'export X=1\nexec it\'s \\t\t\x1b\u0085é'");
-}
-
-#[test]
 fn a_file_says_which_libraries_made_it_unless_it_is_older() {
     let origin = |report: &Report| Origin {
         cublaslt: Some("13.1.0".to_owned()),
