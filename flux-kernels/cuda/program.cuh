@@ -1,4 +1,4 @@
-// Addresses in pads and the control block, as `flux-core/src/layout.rs` lays them out.
+// Addresses in pads, the control block and the data region, which `flux-core/src/layout` lays out.
 
 #pragma once
 #include "abi.cuh"
@@ -26,6 +26,9 @@ __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
 __device__ __forceinline__ u32* chunk_counter(Control* control, u32 index) {
     return reinterpret_cast<u32*>(control + 1) + index;
 }
+
+// The half of a rank's data region that the call uses.
+__device__ __forceinline__ u64 half_of(const Params& p, u64 data, u32 epoch) { return data + (epoch & 1) * p.half_stride; }
 
 // Partial tiles that the item adds in its mainloop; it adds the others afterwards.
 __device__ __forceinline__ u32 in_mainloop_partials(const Params& p, const WorkItem& item) {

@@ -61,7 +61,7 @@ private:
     }
 
     __device__ __forceinline__ void copy_rows(const WorkItem& item, u32 part, u32 parts) const {
-        const u64 from = p.data[p.rank] + (epoch & 1) * p.half_stride + p.results_offset;
+        const u64 from = half_of(p, p.data[p.rank], epoch) + p.results_offset;
         const u32 per_row = item.cols / C::Output::kPerVector, all = item.rows * per_row, stride = 32 * parts;
 #pragma unroll 1
         for (u32 v = part * 32 + lane; v < all; v += kAhead * stride) {

@@ -98,7 +98,7 @@ struct Mover {
 #pragma unroll 1
         for (u32 copy = 0; copy < g.copies; ++copy) {
             const u32 to = ptx::from_lane(g.to, copy);
-            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + slot_offset(to >> 16) + q.offset;
+            const u64 dst = half_of(p, p.data[to & 0xFFFF], epoch) + slot_offset(to >> 16) + q.offset;
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
                 const u32 at = (i * kThreads + thread) * 16;

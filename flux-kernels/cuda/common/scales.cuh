@@ -23,7 +23,7 @@ struct RowScales {
             if (p.gathered_scales == 0 || item.a_source != static_cast<u32>(RowSource::kGather)) return;
             // Orders the rows' signals before the loads.
             smem.acquire_rows();
-            const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+            const u64 half = half_of(p, p.data[p.rank], epoch);
             row_bytes = p.row_bytes;
             at = half + item.a_outer * p.shard_slot_bytes + (item.row + first_row) * row_bytes + p.gathered_scales;
         }

@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_rows_f32(const WorkItem& item, const Accum
 
 // A slot of partial sums: strips of 16 rows, each as threads hold it. Of a shard with fewer
 // rows than a tile it holds only the strips that have rows (`slot_bytes` of
-// flux-core/src/layout.rs). The reader is the same lane of another rank, so every access is
+// flux-core/src/layout). The reader is the same lane of another rank, so every access is
 // contiguous.
 template <class C>
 struct Slot {

@@ -119,7 +119,7 @@ private:
 
     __device__ __forceinline__ u64 a_address(const WorkItem& item) const {
         if (item.a_source == static_cast<u32>(RowSource::kGather)) {
-            return p.data[p.rank] + (epoch & 1) * p.half_stride + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
+            return half_of(p, p.data[p.rank], epoch) + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
         }
         return p.x + (first_row_of_shard(p, item.a_outer) + item.row) * p.x_row_bytes;
     }

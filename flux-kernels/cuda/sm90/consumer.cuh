@@ -425,7 +425,7 @@ private:
     // Writes a split-K partial: fp32 accumulators in thread order, four to a vector. The slot is
     // looked up here, as tiles of 256x192 have no register to keep it through the mainloop.
     __device__ __forceinline__ void write_partial(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
-        const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
+        const u64 half = half_of(p, p.data[p.rank], ptx::copied_here(epoch));
         const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kSplitKSlotBytes + index * (C::kSplitKSlotBytes / C::kConsumers) + thread * 16;
 #pragma unroll
         for (u32 v = 0; v < C::kSplitKVectors; ++v) store_four(dst + v * 128 * 16, v * 4, acc);

@@ -2,7 +2,7 @@
 //
 // A slot holds both consumers' parts, one after the other: vector v of thread t at (v * threads +
 // t) * 16. Of a shard with fewer rows than a tile it holds only the threads of warps that have
-// rows, 16 each (`slot_bytes` of flux-core/src/layout.rs).
+// rows, 16 each (`slot_bytes` of flux-core/src/layout).
 
 #pragma once
 #include "sm90/config.cuh"

@@ -217,7 +217,7 @@ private:
 
     // Loads the tile's split-K partials through the ring, in their order.
     __device__ __forceinline__ void load_split_k_partials(const WorkItem& item) {
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = half_of(p, p.data[p.rank], epoch);
         for (u32 n = 0; n < item.parts; ++n) {
             await_late(p, epoch, item, n);
             // Orders the acquired signal before the bulk loads of its partial.
@@ -237,7 +237,7 @@ private:
 
     // Loads peers' partial tiles through the ring, in slot order, each as it arrives.
     __device__ __forceinline__ void load_peer_partials(const WorkItem& item, u32 index, u32 number) {
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = half_of(p, p.data[p.rank], epoch);
         const u32 in_mainloop = in_mainloop_partials(p, item);
         for (u32 source = in_mainloop; source < item.partials;) {
             // Every partial tile has an await, or none has.

@@ -119,7 +119,7 @@ private:
     // of this CTA follow, and its owner may be waiting.
     __device__ __forceinline__ void send(const WorkItem& item, u32 consumer, bool last) const {
         const Slot<C> slots{p};
-        const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
+        const u64 slot = half_of(p, p.data[item.dest], epoch) + static_cast<u64>(item.slot) * slots.bytes();
         // CTAs finish their tiles at about the same time. Gaps between pieces keep bursts off the
         // link, which would slow the GEMM's own loads.
         slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.gap_ns);
@@ -186,7 +186,7 @@ private:
     __device__ __forceinline__ void load_in_mainloop(const WorkItem& item) {
         const u32 count = in_mainloop_partials(p, item);
         if (count == 0) return;
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = half_of(p, p.data[p.rank], epoch);
         for (u32 source = 0; source < count; ++source) {
             if (item.await_count != 0) wait_for(p, epoch, await_target(p, epoch, item.await_first + source));
             // Orders the acquired signal before the bulk loads of its partial tile.
@@ -335,7 +335,7 @@ private:
             ptx::fence_proxy_async_global();
             const Slot<C> slots{p};
             const u32 bytes = slots.bytes() / kChunks;
-            const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
+            const u64 slot = half_of(p, p.data[item.dest], epoch) + static_cast<u64>(item.slot) * slots.bytes();
 #pragma unroll 1
             for (u32 n = 0; n < kChunks; ++n) {
                 ptx::mbarrier_arrive_expect_tx(smem.staged_part_back(), bytes);

@@ -127,11 +127,8 @@ mirrored! {
         pub(crate) violations: u64,
         /// Smallest row << 32 | column of a violation.
         pub(crate) first: u64,
-        /// Bits of a float, not negative; so are the next two.
+        /// Bits of a float, not negative; so is the next.
         pub(crate) max_error: u32,
         pub(crate) max_reference: u32,
-        /// Error over its bound.
-        pub(crate) max_ratio: u32,
-        pub(crate) reserved: u32,
     }
 }

@@ -11,9 +11,7 @@ use flux_core::layout::{self, ABORT_OFFSET, CLOSED_OFFSET, FaultRecord, LINE, co
 use flux_core::machine::PUSHED_BYTES;
 use flux_core::numerics::{SCALE_BLOCK, VECTOR_BYTES};
 use flux_core::problem::MAX_WEIGHTS;
-use flux_core::program::{
-    Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem,
-};
+use flux_core::program::{Await, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem};
 use flux_core::rank::MAX_WORLD;
 use flux_core::{DType, Scales};
 use std::fmt::Write as _;
@@ -52,7 +50,6 @@ fn write() -> String {
         ("kSignalsOffset", layout::signal_offset(0, 0) as u32),
         ("kTimedOut", fault::TIMED_OUT),
         ("kInAnotherOp", fault::IN_ANOTHER_OP),
-        ("kInMainloopGap", IN_MAINLOOP_GAP),
         ("kInMainloopLag", IN_MAINLOOP_LAG),
         ("kVectorBytes", VECTOR_BYTES),
         ("kScaleBlock", SCALE_BLOCK),

@@ -47,24 +47,6 @@ pub struct Expected {
     pub unfused: bool,
 }
 
-impl Expected {
-    /// The product and nothing else.
-    pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        let (bias, residual, activation, gates) = (None, None, Activation::None, None);
-        Self {
-            seeds,
-            fill,
-            bias,
-            residual,
-            activation,
-            gates,
-            flattened: false,
-            per_node: 1,
-            unfused: false,
-        }
-    }
-}
-
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VerifyReport {
@@ -76,19 +58,12 @@ pub struct VerifyReport {
     pub max_error: f32,
     /// Largest |reference|.
     pub max_reference: f32,
-    /// Largest error over its bound (uniform data).
-    pub max_ratio: f32,
 }
 
 impl VerifyReport {
     /// Whether every element is within its bound.
     pub fn passed(&self) -> bool {
         self.violations == 0
-    }
-
-    /// Largest error over the largest reference.
-    pub fn max_rel_err(&self) -> f32 {
-        self.max_error / self.max_reference.max(f32::MIN_POSITIVE)
     }
 }
 
@@ -186,14 +161,7 @@ impl Harness {
             f32_partials: u32::from(numerics.partials == Partials::F32 && !expected.unfused),
             rounded_additions: if expected.unfused { problem.world().get() } else { 0 },
         };
-        let mut raw = RawReport {
-            violations: 0,
-            first: u64::MAX,
-            max_error: 0,
-            max_reference: 0,
-            max_ratio: 0,
-            reserved: 0,
-        };
+        let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0 };
         // SAFETY: the report has the size of `raw`.
         unsafe { upload(self.report.address(), bytemuck::bytes_of(&raw), stream) }?;
         let grid =
@@ -213,7 +181,6 @@ impl Harness {
             first: (raw.violations > 0).then_some(((raw.first >> 32) as u32, raw.first as u32)),
             max_error: f32::from_bits(raw.max_error),
             max_reference: f32::from_bits(raw.max_reference),
-            max_ratio: f32::from_bits(raw.max_ratio),
         })
     }
 }
