@@ -7,7 +7,7 @@ use crate::epilogue::Activation;
 use crate::weights::GateLayout;
 use flux_core::numerics::SCALE_BLOCK;
 use flux_core::problem::Shape;
-use flux_core::{DType, Partials, Problem, Rank, SumsTo};
+use flux_core::{Partials, Problem, Rank, SumsTo};
 use flux_cuda::Launch;
 use flux_cuda::current::{download, upload};
 
