@@ -187,10 +187,8 @@ impl TileShape {
     /// assert_eq!([Staging::PerConsumer, Staging::Shared].map(stages), [Some(3), Some(4)]);
     /// ```
     pub fn stages(self, staging: Staging, numerics: Numerics, shared_bytes: u32) -> Option<u32> {
-        // An eighth stage of 64x128 fits, but no record measures it.
-        let most = if (self.m, self.n) == (64, 128) { 7 } else { MOST_STAGES };
         // All kernels of a form have the stages of the scattering one, whose rows have gaps.
-        (FEWEST_STAGES..=most)
+        (FEWEST_STAGES..=MOST_STAGES)
             .rev()
             .filter(|&stages| stages <= MOST_SINGLE_STAGES || stages.is_multiple_of(2))
             .find(|&stages| self.shared_bytes(staging, numerics, stages, true) <= shared_bytes)
