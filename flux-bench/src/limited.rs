@@ -71,11 +71,11 @@ pub(crate) fn failure(ended: Option<ExitStatus>, limit: Duration, log: &Path) ->
         Some(status) => format!("failed, {status}:"),
         None => format!("took more than {} s: see --limit", limit.as_secs_f64()),
     };
-    Some(format!("{how}\n{}", said(log)))
+    Some(format!("{how}\n{}", last_lines(log)))
 }
 
 /// The last lines of a log, for an error.
-pub(crate) fn said(log: &Path) -> String {
+pub(crate) fn last_lines(log: &Path) -> String {
     tail(log, 20).join("\n")
 }
 

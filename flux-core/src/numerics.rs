@@ -189,14 +189,18 @@ impl Scales {
 
     /// Whether sums over all of `k` are multiplied by them.
     pub const fn of_sums(self) -> bool {
-        !matches!(self, Self::None) && self.along_k().is_none()
+        match self {
+            Self::None | Self::Block => false,
+            Self::Tensor | Self::Row => true,
+        }
     }
 
     /// Scales of a row of `x` of `k` elements, of its own.
     pub const fn of_row(self, k: u32) -> u32 {
-        match self.along_k() {
-            Some(elements) => k.div_ceil(elements),
-            None => matches!(self, Self::Row) as u32,
+        match self {
+            Self::None | Self::Tensor => 0,
+            Self::Row => 1,
+            Self::Block => k.div_ceil(SCALE_BLOCK),
         }
     }
 

@@ -47,8 +47,8 @@ impl RowKernel {
         launch: Launch,
         params: &P,
     ) -> Result<(), LaunchError> {
-        let place = DType::OUTPUTS.iter().position(|&of| of == dtype);
-        let function = self.functions[place.expect("rows have a type of outputs")];
+        let number = DType::OUTPUTS.iter().position(|&of| of == dtype);
+        let function = self.functions[number.expect("rows have a type of outputs")];
         // SAFETY: the caller answers for the parameters.
         Ok(unsafe { self.module.launch(function, launch, params) }?)
     }

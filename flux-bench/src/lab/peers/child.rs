@@ -92,8 +92,12 @@ pub(super) fn run(
         bail!("timing the peers, with {rows} rows of {wanted} done, {how}");
     }
     let (versions, rows) = read(&out)?;
-    let (done, said) = (rows.len(), || limited::said(&log));
-    ensure!(done == wanted, "the script wrote {done} rows of {wanted}:\n{}", said());
+    let done = rows.len();
+    ensure!(
+        done == wanted,
+        "the script wrote {done} rows of {wanted}:\n{}",
+        limited::last_lines(&log)
+    );
     Ok((versions, rows))
 }
 

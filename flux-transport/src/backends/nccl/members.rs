@@ -9,7 +9,7 @@ use super::messages::Use;
 use super::settings::{PIECES, SHARE, advice, lanes, number, shared};
 use super::sharing::Sharing;
 use crate::backends::connect_error::ConnectError;
-use crate::backends::device::peer_memory::own;
+use crate::backends::device::peer_memory::own_device;
 use crate::backends::kind::{Capabilities, Mover, PeerStores};
 use crate::backends::options::{Options, Select};
 use crate::bootstrap::control::{Launch, agree, together};
@@ -183,7 +183,7 @@ fn introduce(
     nodes: Nodes,
 ) -> Result<(DeviceInfo, Identity), String> {
     let words = |why: &dyn Display| why.to_string();
-    let info = own(world, options).map_err(|why| words(&why))?;
+    let info = own_device(world, options).map_err(|why| words(&why))?;
     flux_cuda::usable(info.ordinal).map_err(|why| words(&why))?;
     library::available().map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;

@@ -14,7 +14,7 @@ use super::gather::{self, Member, RankGroup};
 use super::hello::Hello;
 use super::listener::Listener;
 use super::roster::MAX_PAYLOAD;
-use super::verdict::await_verdict;
+use super::verdict::{Leader, await_verdict};
 use crate::bootstrap::connection::Connection;
 use crate::bootstrap::control::mask_of;
 use crate::bootstrap::credentials::same_user;
@@ -23,6 +23,11 @@ use crate::bootstrap::environment::HostPlace;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
 use crate::bootstrap::socket;
 use crate::bootstrap::unblock::pause_for;
+
+const FIRST_RANK: Leader = Leader {
+    name: "the first rank of this host",
+    listening: "listening to the first rank of this host",
+};
 
 /// One rank of a group that shares a host.
 #[derive(Clone, Debug)]
@@ -148,6 +153,6 @@ impl HostGroup {
                 ));
             }
         }
-        await_verdict(&link, (self.rank, self.world), deadline, missing, taken)
+        await_verdict((&link, &FIRST_RANK), (self.rank, self.world), deadline, missing, taken)
     }
 }

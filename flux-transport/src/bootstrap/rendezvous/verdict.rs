@@ -14,12 +14,20 @@ use crate::bootstrap::connection::Connection;
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::socket::Received;
 
-/// Waits on `link` for the verdict, of which `taken` makes what rank `rank` wants; `None` for what
-/// it does not expect. Keeps in `missing` who is missing, as the leader says.
+/// The rank that others listen to, in the words of errors.
+pub(super) struct Leader {
+    pub name: &'static str,
+    /// The step of listening to it.
+    pub listening: &'static str,
+}
+
+/// Waits on `link` for the verdict of `leader`. `taken` reads what a rank
+/// that is taken in receives, or returns `None` where that is something else. `missing` becomes the
+/// ranks that are missing, as the leader says.
 ///
 /// Returns `None` if the connection ended without a verdict.
 pub(super) fn await_verdict<T>(
-    link: &Connection,
+    (link, leader): (&Connection, &Leader),
     (rank, world): (Rank, WorldSize),
     deadline: Instant,
     missing: &mut u32,
@@ -32,17 +40,18 @@ pub(super) fn await_verdict<T>(
             // Tells all ranks now who is missing, if the leader still lives.
             let _ = link.send(&[&GIVING_UP], &[], deadline);
         }
-        let mut message = match received.map_err(BootstrapError::io("listening to the leader"))? {
+        let mut message = match received.map_err(BootstrapError::io(leader.listening))? {
             Received::Message(message) => message,
             Received::Nothing | Received::End => return Ok(None),
             Received::Oversized => {
-                return Err(BootstrapError::Protocol(
-                    "an answer of the leader is too long".to_owned(),
-                ));
+                return Err(BootstrapError::Protocol(format!(
+                    "an answer of {} is too long",
+                    leader.name
+                )));
             }
         };
         if message.cut {
-            return Err(BootstrapError::io("taking connections from the leader")(Errno::MFILE));
+            return Err(BootstrapError::io(leader.listening)(Errno::MFILE));
         }
         let none = message.descriptors.is_empty();
         match Reply::decode(&buffer[..message.length]) {
@@ -52,7 +61,8 @@ pub(super) fn await_verdict<T>(
                 let (bytes, count) = (&buffer[..message.length], message.descriptors.len());
                 return taken(bytes, &mut message.descriptors).map(Some).ok_or_else(|| {
                     BootstrapError::Protocol(format!(
-                        "the leader answered {reply:?} with {count} descriptors"
+                        "{} answered {reply:?} with {count} descriptors",
+                        leader.name
                     ))
                 });
             }

@@ -3,7 +3,7 @@
 //! Invariant: decoding accepts exactly what [`Facts::encode`] of this version gives.
 
 use crate::backends::Options;
-use crate::backends::device::peer_memory::own;
+use crate::backends::device::peer_memory::own_device;
 use crate::bootstrap::world::World;
 use crate::topology;
 use crate::topology::probe::line;
@@ -76,7 +76,7 @@ impl Facts {
 }
 
 fn gpu(world: &World, options: &Options) -> RankGpu {
-    match own(world, options) {
+    match own_device(world, options) {
         Ok(info) => RankGpu::Found(info.uuid),
         Err(CudaError::Unavailable(why)) => {
             without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen)

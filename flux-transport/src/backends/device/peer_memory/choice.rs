@@ -11,7 +11,7 @@ use crate::bootstrap::world::World;
 use flux_cuda::{CudaError, DeviceInfo};
 
 /// The device that this rank is to use.
-pub(crate) fn own(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
+pub(crate) fn own_device(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> {
     let visible = flux_cuda::device_count()?;
     let ordinal = ordinal(options.device, world.launch(), world.local_rank(), visible);
     flux_cuda::device_info(ordinal)

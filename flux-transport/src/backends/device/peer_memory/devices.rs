@@ -63,7 +63,7 @@ impl PeerDevices {
     ) -> Result<Self, PeerMemoryError> {
         let (steps, deadline) = (world.steps(), Instant::now() + options.deadline);
         let shared_device = options.shared_device;
-        let found = choice::own(world, options)
+        let found = choice::own_device(world, options)
             .and_then(|info| flux_cuda::usable(info.ordinal).map(|()| info))
             .map_err(mig::without_device)
             .and_then(|info| Ok((info, super::process::token()?)));

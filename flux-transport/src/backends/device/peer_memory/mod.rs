@@ -26,7 +26,7 @@ mod shared;
 mod workspace;
 
 pub(crate) use build::{Request, build};
-pub(crate) use choice::own;
+pub(crate) use choice::own_device;
 pub(crate) use devices::{PeerDevices, Reachability};
 pub(crate) use error::PeerMemoryError;
 pub(crate) use push::{Addresses, by_copy_engine};

@@ -17,9 +17,11 @@ use crate::bootstrap::error::{BootstrapError, ranks_in};
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::listener::PATIENCE;
 use crate::bootstrap::rendezvous::roster::Roster;
-use crate::bootstrap::rendezvous::verdict::await_verdict;
+use crate::bootstrap::rendezvous::verdict::{Leader, await_verdict};
 use crate::bootstrap::unblock::pause_for;
 use crate::bootstrap::{resolve, tcp};
+
+const RANK_0: Leader = Leader { name: "rank 0", listening: "listening to rank 0" };
 
 /// How long another secret may answer at rank 0's address: an earlier launch may be ending.
 const DENIED: Duration = Duration::from_secs(2);
@@ -71,7 +73,7 @@ impl TcpRendezvous {
                         let roster = |bytes: &[u8], _: &mut _| Roster::decode(bytes, self.world);
                         let own = (self.rank, self.world);
                         if let Some(Roster { payloads }) =
-                            await_verdict(&link, own, deadline, &mut missing, roster)?
+                            await_verdict((&link, &RANK_0), own, deadline, &mut missing, roster)?
                         {
                             return Ok(payloads);
                         }
