@@ -449,7 +449,8 @@ mod tests {
             all().filter(|of| of.is_supported()).map(|of| of.to_string()).collect();
         // Outputs, partial sums; of e4m3 also three forms of scales, two of them twice.
         assert_eq!(texts.len(), 2 * 2 + 2 * 2 * 5);
-        for text in ["bf16:fp16", "fp16:bf16", "bf16.row", "e4m3.row", "e4m3.block.fast:bf16"] {
+        for text in ["bf16:fp16", "fp16:bf16", "bf16.row:bf16", "e4m3:bf16", "e4m3.block.fast:bf16"]
+        {
             assert!(!text.parse::<Numerics>().unwrap().is_supported(), "{text}");
         }
     }
