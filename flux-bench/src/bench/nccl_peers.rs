@@ -6,8 +6,8 @@ use std::ffi::OsStr;
 
 const NO_PEERS: &str = "NCCL_P2P_DISABLE";
 
-/// Takes peer access from NCCL, whose collectives the op is compared with, where the op goes without
-/// it. Nothing else of the program has begun.
+/// Takes peer access from NCCL, whose collectives the op is compared with, where the op goes
+/// without it. Nothing else of the program has begun.
 pub(super) fn take(transport: Select) -> anyhow::Result<()> {
     if !leaves_peers_to_nccl(machine::asked(transport)?, std::env::var_os(NO_PEERS).as_deref()) {
         return Ok(());

@@ -21,9 +21,9 @@ pub(super) struct Leader {
     pub listening: &'static str,
 }
 
-/// Waits on `link` for the verdict of `leader`. `taken` reads what a rank
-/// that is taken in receives, or returns `None` where that is something else. `missing` becomes the
-/// ranks that are missing, as the leader says.
+/// Waits on `link` for the verdict of `leader`. `taken` reads what a rank that is taken in
+/// receives, or returns `None` where that is something else. `missing` becomes the ranks that are
+/// missing, as the leader says.
 ///
 /// Returns `None` if the connection ended without a verdict.
 pub(super) fn await_verdict<T>(
