@@ -125,7 +125,12 @@ mod tests {
         let line = shown(set, words.map(str::to_owned).into_iter());
         assert_eq!(
             line,
-            r"CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 FLUX_PLAN_TABLE=plans.csv NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
+            concat!(
+                "CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins ",
+                "FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 FLUX_PLAN_TABLE=plans.csv ",
+                "NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json ",
+                r"results/z.json 'it'\''s'"
+            )
         );
     }
 

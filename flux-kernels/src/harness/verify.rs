@@ -73,8 +73,8 @@ const PRODUCT_ELEMENTS: u32 = 32;
 /// 13 bits (DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3.2, has 14 on H800).
 const TENSOR_CORE_ROUNDOFF: f64 = 1.0 / 8192.0;
 
-/// The error that 8-bit operands add to that of sums in fp32, relative to the sum of magnitudes: of
-/// each instruction whose sum the next takes, and of both multiplications by scales.
+/// The error that 8-bit operands add to that of sums in fp32, relative to the sum of magnitudes.
+/// Each instruction whose sum the next takes has one, and so have both multiplications by scales.
 pub fn accumulation_error(problem: &Problem) -> f64 {
     let numerics = problem.numerics();
     if !numerics.operand.is_quantized() {
@@ -88,11 +88,15 @@ pub fn accumulation_error(problem: &Problem) -> f64 {
 impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
-    /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation,
-    /// what 8-bit operands cost, and the rounding of the bias's addition. An inexact activation
-    /// multiplies it by its slope and adds [`Activation::ERROR`]. Integer data has to be equal,
-    /// unless the activation is inexact.
+    /// The bound of an element of uniform data is a sum:
+    ///
+    /// - the rounding of the element, and of the bias's addition;
+    /// - the rounding of partial sums that ranks send in the op's type;
+    /// - `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation;
+    /// - [`accumulation_error`] of 8-bit operands.
+    ///
+    /// An inexact activation multiplies it by its slope and adds [`Activation::ERROR`]. Integer
+    /// data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
     /// `y` is valid, with so many elements from a row to the next, of the problem's

@@ -39,13 +39,12 @@ impl Handle {
         Ok(Group { of: self, stream, open: true, _current: current })
     }
 
-    /// Puts a collective on `stream`: of `elements` of every rank to gather, or of every rank's
-    /// part of a sum that is scattered; or of all to sum on every rank. The device's context is
-    /// current.
+    /// Puts a collective on `stream`, which is of the device's context, the current one. `elements`
+    /// are those of a rank to gather, of a rank's part of a scattered sum, or all of an AllReduce.
     ///
     /// # Safety
-    /// `from` and `to` are memory of this rank's device of that many elements, or as many for each
-    /// rank, until `stream`, of the device's context, is past it; nobody else uses `to`.
+    /// Until `stream` is past it, `from` and `to` are memory of this rank's device, of that many
+    /// elements or, where they are all ranks' parts, as many for each. Nobody else uses `to`.
     pub(super) unsafe fn collective(
         &self,
         kind: CollectiveKind,
@@ -142,9 +141,8 @@ impl Group<'_> {
     /// A collective of `elements` of every rank, or of all for an AllReduce.
     ///
     /// # Safety
-    /// As [`receive`](Self::receive), of both ranges; this rank's part of what is gathered may be
-    /// sent from its place, and that of what is scattered be left there; an AllReduce may be in
-    /// place.
+    /// As [`receive`](Self::receive), of both ranges. An AllReduce may be in place. So may this
+    /// rank's part of what is gathered or scattered.
     pub(super) unsafe fn collective(
         &self,
         kind: CollectiveKind,
