@@ -54,8 +54,12 @@ impl Recipe {
         let mut target = planning::whole_target(comm);
         target.machine.multiprocessors = self.sms;
         let mut plan = self.plan;
-        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
-            // It has no collective of all ranks.
+        let gathers_or_scatters = self.problem.op().sums_to() != SumsTo::All;
+        if plan.comm == CommMode::Sequential
+            && comm.transport() == TransportKind::Mixed
+            && gathers_or_scatters
+        {
+            // Its one collective of all ranks is AllReduce.
             plan.comm = CommMode::Overlapped { peers: self.problem.world().peers() };
         }
         (plan, target)
