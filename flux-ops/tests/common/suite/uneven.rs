@@ -37,12 +37,18 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
         Plan { k: KSplit::SplitK(6), ..grouped },
     ];
     if !matches!(machine, Machine::TwoNodes { .. }) {
-        let flattened = Plan { rows: RowMapping::Flattened, ..plain };
-        let shared = Plan { rows: RowMapping::FlattenedTwoExchanges, ..plain };
+        let at_once = Plan { rows: RowMapping::Flattened, chunk: Chunk::Shard, ..plain };
+        plans.push(at_once);
+        // A message has rows of one owner, and such a tile may have several.
+        let chunk = match machine {
+            Machine::Messages(_) => Chunk::Shard,
+            _ => Chunk::Tiles(1),
+        };
+        let flattened = Plan { chunk, ..at_once };
+        let shared = Plan { rows: RowMapping::FlattenedTwoExchanges, ..flattened };
         plans.extend([flattened, shared]);
         plans.extend([KSplit::SplitK(3), KSplit::StreamK].map(|k| Plan { k, ..flattened }));
         plans.extend([KSplit::SplitK(6), KSplit::StreamK].map(|k| Plan { k, ..shared }));
-        plans.push(Plan { chunk: Chunk::Shard, ..flattened });
     }
     [None].into_iter().chain(plans.into_iter().map(Some)).collect()
 }
