@@ -211,7 +211,7 @@ def rows_are_split_without_gradients_and_hidden_states(comm):
 def inference_in_8_bits(comm):
     """Layers in 8 bits with parameters that are DTensors: scales of a row are those of its whole, and heads may be shared."""
     ids = batch(0, 5)
-    sizes = MODELS["qwen2"][2] | {"hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128, "num_key_value_heads": 2, "intermediate_size": 512}
+    sizes = MODELS["qwen2"][2] | {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "num_key_value_heads": 2, "intermediate_size": 512}
     for form, rows in (("row", 64), ("block", 64), ("row", 1), ("block", 1)):
         models = [split("qwen2", 4, "inference", sizes, split_rows=rows).eval() for _ in range(2)]
         flux_tp.quantize(models[1], form, keep=lambda name, _: name == "lm_head")
@@ -363,8 +363,10 @@ def compiled_models(comm):
         for form in forms:
             if form:
                 flux_tp.quantize(model, form)
-            # Of any number of tokens from the second on; the ranks do not divide the third.
-            for tokens in (16, 12, 7) if rows == 1 and form is None else (16,):
+                # Tracing takes longer for any number of tokens than for one.
+                torch._dynamo.reset()
+            # The second is of any number, and the ranks do not divide it.
+            for tokens in (16, 7) if rows == 1 and form is None else (16,):
                 ids = batch(0, tokens)[:1]
                 with torch.no_grad():
                     with mock.patch.object(_modules, "matmul_reduce_scatter", wraps=_modules.matmul_reduce_scatter) as split_calls:
