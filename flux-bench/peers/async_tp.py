@@ -269,14 +269,7 @@ class Bench:
             contenders = contenders[:1] + [(name, self.normed(call, y, residual, gain)) for name, call in contenders[1:]]
         if all_reduces and m <= GRAPH_ROWS:
             contenders = [(name, self.captured(call, sets)) for name, call in contenders]
-        spins = [self.spin_for(call, sets) for _, call in contenders]
-        rounds, late = [[] for _ in contenders], [[] for _ in contenders]
-        for index, turns in enumerate(schedule(len(contenders), WARM_UP + self.job["samples"])):
-            for contender, operands in turns:
-                elapsed, was_late = self.sample(contenders[contender][1], sets[operands], spins[contender])
-                if index >= WARM_UP:
-                    rounds[contender].append(elapsed)
-                    late[contender].append(float(was_late))
+        rounds, late = self.timed([call for _, call in contenders], sets)
         row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": self.job["dtype"]}
         row["async_tp_ms"] = None
         counts = {}
@@ -339,22 +332,23 @@ class Bench:
         # Not a number compares as false.
         return bool((difference <= roundings * self.roundoff * largest).item()) and bool((largest > 0).item())
 
-    def spin_for(self, call, sets):
-        """Microseconds for which to spin before `call`: longer than the slowest rank takes to enqueue it."""
-        longest = 0.0
-        for index in range(6):
-            self.dist.all_reduce(self.word)
-            self.torch.cuda.synchronize()
-            start = time.perf_counter()
-            call(*sets[index % SETS])
-            # The first rounds load what is loaded lazily.
-            if index >= 3:
-                longest = max(longest, time.perf_counter() - start)
-            self.torch.cuda.synchronize()
-        return max(SPIN_US, 1.5e6 * self.slowest([longest])[0])
+    def timed(self, calls, sets):
+        """Milliseconds of each call in each round, and whether the device may have waited for the host."""
+        spins, rounds, enqueued = [SPIN_US] * len(calls), [[] for _ in calls], [[] for _ in calls]
+        for index, turns in enumerate(schedule(len(calls), WARM_UP + self.job["samples"])):
+            if index == WARM_UP:
+                # As calls come, not in a loop of one, in which a host takes less. The first
+                # rounds load what is loaded lazily.
+                spins = [max(SPIN_US, 2 * longest) for longest in self.slowest([max(of_call[-3:]) for of_call in enqueued])]
+                rounds, enqueued = [[] for _ in calls], [[] for _ in calls]
+            for which, operands in turns:
+                elapsed, took = self.sample(calls[which], sets[operands], spins[which])
+                rounds[which].append(elapsed)
+                enqueued[which].append(took)
+        return rounds, [[float(took > spin) for took in of_call] for of_call, spin in zip(enqueued, spins)]
 
     def sample(self, call, operands, spin_us):
-        """Milliseconds of a call, and whether the device may have waited for the host."""
+        """Milliseconds of a call, and microseconds from the start of the spin until the host had enqueued it."""
         self.dist.all_reduce(self.word)
         began = time.perf_counter()
         self.torch.cuda._sleep(int(spin_us * self.cycles_per_us))
@@ -363,7 +357,7 @@ class Bench:
         self.end.record()
         enqueued = time.perf_counter() - began
         self.end.synchronize()
-        return self.start.elapsed_time(self.end), enqueued * 1e6 > spin_us
+        return self.start.elapsed_time(self.end), enqueued * 1e6
 
 
 def in_time(times, late):

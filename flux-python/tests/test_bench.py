@@ -219,6 +219,41 @@ def test_late_rounds_count_only_where_they_are_most(of):
         assert kept == (times[late:] if late <= 7 else times), late
 
 
+class Host:
+    """A rank's host and device of the peers' script: calls are times in microseconds that the host takes to enqueue them."""
+
+    def __init__(self, samples):
+        script = runpy.run_path(str(PEERS))
+        self.now = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now * 1e-6)
+        script["Bench"].timed.__globals__["time"] = clock
+        event = SimpleNamespace(record=lambda: self.takes(2), synchronize=lambda: None, elapsed_time=lambda _: 0.5)
+        cuda = SimpleNamespace(_sleep=lambda _: self.takes(20))
+        self.bench = script["Bench"].__new__(script["Bench"])
+        self.bench.torch, self.bench.dist = SimpleNamespace(cuda=cuda), SimpleNamespace(all_reduce=lambda _: None)
+        self.bench.start, self.bench.end, self.bench.word, self.bench.cycles_per_us, self.bench.job = event, event, None, 1.0, {"samples": samples}
+        self.bench.slowest = lambda values: values
+
+    def takes(self, microseconds):
+        self.now += microseconds
+
+    def call(self, of_calls):
+        """A call that takes the first of the times first, and the last from then on."""
+        left = list(of_calls)
+        return lambda: self.takes(left.pop(0) if len(left) > 1 else left[0])
+
+
+@pytest.mark.skipif(not PEERS.exists(), reason="the peers' script is not here")
+def test_peers_spin_for_longer_than_their_hosts_take():
+    host = Host(samples=8)
+    steady, lazy = host.call([400]), host.call([9000, 9000, 300])
+    # Of five rounds to warm up and eight that count, the last is disturbed.
+    disturbed = host.call([30] * 12 + [500])
+    rounds, late = host.bench.timed([steady, lazy, disturbed], [()] * 3)
+    assert [len(of_call) for of_call in rounds] == [8] * 3
+    assert late == [[0.0] * 8, [0.0] * 8, [0.0] * 7 + [1.0]]
+
+
 def of_engine(scale, other):
     """What an engine of vLLM finds."""
     from flux_tp.bench.vllm import CASES
