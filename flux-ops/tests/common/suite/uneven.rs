@@ -38,15 +38,14 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
     ];
     if !matches!(machine, Machine::TwoNodes { .. }) {
         let at_once = Plan { rows: RowMapping::Flattened, chunk: Chunk::Shard, ..plain };
-        plans.push(at_once);
-        // A message has rows of one owner, and such a tile may have several.
-        let chunk = match machine {
-            Machine::Messages(_) => Chunk::Shard,
-            _ => Chunk::Tiles(1),
+        let flattened = match machine {
+            // A message has rows of one owner, and a tile of these may have several.
+            Machine::Messages(_) => at_once,
+            _ => Plan { chunk: Chunk::Tiles(1), ..at_once },
         };
-        let flattened = Plan { chunk, ..at_once };
         let shared = Plan { rows: RowMapping::FlattenedTwoExchanges, ..flattened };
-        plans.extend([flattened, shared]);
+        plans.extend([at_once, flattened, shared]);
+        plans.dedup();
         plans.extend([KSplit::SplitK(3), KSplit::StreamK].map(|k| Plan { k, ..flattened }));
         plans.extend([KSplit::SplitK(6), KSplit::StreamK].map(|k| Plan { k, ..shared }));
     }
